@@ -161,7 +161,9 @@ def _bits_of(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None]
     one, other = (bits_of(source, loads, known) for source in node.src)
     if one is None or other is None:
         return None
-    return _combined(node, *(_extended(x, size, signed=_is_signed(s)) for x, s in zip((one, other), node.src, strict=True)))
+    return _combined(
+        node, *(_extended(x, size, signed=_is_signed(s)) for x, s in zip((one, other), node.src, strict=True))
+    )
 
 
 def _combined(node: UOp, one: Bits, other: Bits) -> Bits | None:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kcg.compat.tiny import AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
-from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic, slot_of
+from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic
 from kcg.kernel.reading.accesses import Access, access_of, buffers_of
 from kcg.kernel.reading.bits import Bits, Linear, Steps, Word, linear_of
-from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.kernel import TileKernel
 
@@ -154,13 +153,6 @@ class Unpacked:
 
     def _is_of_rows(self, node: UOp) -> bool:
         return not self._rows.isdisjoint(node.ranges)
-
-    @cached_property
-    def is_rounded(self) -> bool:
-        """Whether a term is rounded to 16 bits on its way, so that its last bits are not what it is judged by."""
-        narrow = (node for node in self.body.toposort() if node.op is Ops.CAST and node.dtype in NARROW)
-        slots = {slot_of(n) for node in narrow if node.src[0].dtype is dtypes.float32 for n in node.toposort() if n.op is Ops.INDEX}
-        return not self.slots.isdisjoint(slots)
 
     def linear(self, node: UOp) -> Linear | None:
         """An integer as fields of words; None where it is more than that."""
@@ -320,26 +312,29 @@ def _steps(body: UOp, slots: frozenset[int]) -> list[Affine]:
 
 def _bits_of_loads(loads: Mapping[UOp, Access], slots: frozenset[int]) -> dict[UOp, Bits]:
     """The bits of each load of words: those of one address but for its constant share words."""
-    together: dict[tuple[int, Steps], dict[UOp, int]] = {}
+    together: dict[tuple[int, int, Steps], dict[UOp, int]] = {}
     for node, load in loads.items():
         steps = load.steps
         if load.buffer.slot in slots and steps is not None and not load.gates:
             own = sorted(((axis, step) for axis, step in steps.items() if axis is not None and step), key=_by_range)
-            together.setdefault((load.buffer.slot, tuple(own)), {})[node] = steps.get(None, 0)
+            key = load.buffer.slot, load.buffer.size, tuple(own)
+            together.setdefault(key, {})[node] = steps.get(None, 0)
     found: dict[UOp, Bits] = {}
-    for (slot, steps), places in together.items():
-        for node, (word, first) in _words(slot, steps, places).items():
+    for (slot, size, along), places in together.items():
+        for node, (word, first) in _words(slot, size, along, places).items():
             found[node] = tuple((word, first + place) for place in range(8))
     return found
 
 
-def _words(slot: int, steps: Steps, places: Mapping[UOp, int]) -> dict[UOp, tuple[Word, int]]:
-    """Of each byte at a constant from an address the word that it comes with, and from which bit on."""
-    size = math.gcd(WORD_BYTES, *(step for _, step in steps))
-    if size < WORD_BYTES:
+def _words(slot: int, nbytes: int, steps: Steps, places: Mapping[UOp, int]) -> dict[UOp, tuple[Word, int]]:
+    """Of each byte at a constant from an address the word that it comes with, and from which bit on. The buffer has so
+    many bytes: no word is of others too."""
+    whole = math.gcd(WORD_BYTES, nbytes)
+    size = math.gcd(whole, *(step for _, step in steps))
+    if size < whole == WORD_BYTES and all(step > 0 for _, step in steps) and min(places.values()) >= 0:
         small = tuple((axis, step) for axis, step in steps if step % WORD_BYTES)
         reach = sum((extent(axis) - 1) * step for axis, step in small)
-        if all(step > 0 and at % WORD_BYTES + reach < WORD_BYTES for _, step in small for at in places.values()):
+        if all(at % WORD_BYTES + reach < WORD_BYTES for at in places.values()):
             # what a range chooses is in one word with what it does not
             large = tuple((axis, step // WORD_BYTES) for axis, step in steps if step % WORD_BYTES == 0)
             moved = tuple((axis, 8 * step) for axis, step in small)

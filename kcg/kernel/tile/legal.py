@@ -17,8 +17,9 @@ from kcg.kernel.tile.plan import fits
 from kcg.types import Target
 
 FIELDS = (
-    "unpacked", "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
-    "warp_specialize", "group", "read_early", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
+    "unpacked", "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts",
+    "num_stages", "warp_specialize", "group", "read_early", "evict_first", "evict_last", "maxnreg", "fast_math",
+    "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 

@@ -24,7 +24,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.packed import WORD_BYTES, Packed, Term, Unpacked, packed_of, raw_words
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
-from kcg.kernel.tile.emit import POINTERS, TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
@@ -33,22 +33,29 @@ from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, may_split
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
-from kcg.kernel.tile.tiles import Axis, Tiled, axes_of, bind_axis, bind_scalar, bind_tile, count_of, open_frame, power_of_two, split_number, start_of
+from kcg.kernel.tile.tiles import (
+    Axis,
+    Tiled,
+    axes_of,
+    bind_axis,
+    bind_tile,
+    count_of,
+    open_frame,
+    power_of_two,
+    split_number,
+)
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
 
 MOST_VECTORS = 16  # that a word is unpacked for
-MOST_ROWS = 64  # of a program
-MOST_AT_ONCE = 16  # of these
+MOST_ROWS = 16  # of a program
 MOST_HELD = 64  # sums of a thread
 LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
-FIRST_WIDTH, FIRST_ROWS, FIRST_AT_ONCE, MOST_WARPS = 8, 16, 4, 8  # where a search begins
+FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, and programs of a multiprocessor
 VECTOR_BYTES = 16  # that a thread loads at once
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
-LEAST_TOP = 16  # bits of a fraction to the last one of a number that stands beside a power of two: that is then 2^7 times as large at most
-MOVES = (0, 12, -8, 4, -12, 8, -4, 16, -16, 2, -2, 6, -6, 10, -10, 14, -14)  # of a word, so that several numbers share one
 LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
 OPERATIONS = 5  # of a number that is unpacked and multiplied
 
@@ -76,19 +83,14 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return ((rows, others),) if others else ((rows,),)
 
     def start(self, view: PackedView, target: Target, axes: Axes) -> TileParameters:
-        width = next((n for n in view.packed.widths if n <= FIRST_WIDTH), view.packed.widths[-1])
-        places = math.prod(map(extent, view.packed.unpacked(width).ranges))
         vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in axes[1:])
-        warp = device_of(target).warp
-        warps = max(1, min(MOST_WARPS, power_of_two(places) // warp))
-        one_step = places <= warps * warp
         rows = power_of_two(count_of(view.kernel, axes[0]))
-        most = FIRST_ROWS if one_step else FIRST_AT_ONCE
-        while rows > 1 and (rows > most or count_of(view.kernel, axes[0]) < rows * target.cores * 2):
+        most = max(1, FIRST_ROWS // math.prod(vectors))
+        while rows > 1 and (rows > most or count_of(view.kernel, axes[0]) < rows * target.cores * FIRST_PROGRAMS):
             rows //= 2
         return TileParameters(
-            PACKED, axes, (rows, *vectors), reduce_tile=warps * warp, num_warps=warps, num_stages=1, unpacked=width,
-            group=min(rows, FIRST_AT_ONCE) if one_step else 1,
+            PACKED, axes, (rows, *vectors), reduce_tile=device_of(target).warp, num_warps=1, num_stages=1,
+            unpacked=view.packed.widths[0],
         )  # fmt: skip
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
@@ -97,10 +99,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
                 return view.packed.widths
             case "split":
                 return SPLITS if may_split(view.kernel) else (1,)
-            case "group":
-                return tuple(powers(1, MOST_AT_ONCE, p.tile[0]))
             case "num_stages":
-                return (1, 2)
+                return (1,)
             case "evict_first":
                 return streamed(view.kernel, target, p, always=True)
         return super().values(view, target, p, field)
@@ -138,18 +138,15 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 
     def write(self, plan: PackedPlan, writer: Writer) -> Lines:
         names = ("rows", "vectors")[: len(plan.tile)]
-        root = open_frame(plan.view.kernel, writer, (plan.rows, *plan.tile[1:], plan.step), words=(*names, "places"))
+        root = open_frame(plan.view.kernel, writer, (*plan.tile, plan.step), words=(*names, "places"))
         if not writer.interpreted:
             root.layout = LAYOUT
             writer.helpers[LAYOUT] = _layouts(plan)
         number = root.lines.name("tl.program_id(0)", "program")
         part, *digits = split_number(root, number, [plan.split, *plan.tiled.places, *plan.tiled.counts])
-        if plan.rows < plan.tile[0]:
-            _write_turns(plan, root, digits)
-            return root.lines
         bind_tile(root, plan.tiled, digits)
         own = Part(part, plan.split)
-        root.reduce = lambda node, frame: _write_steps(plan, node, frame.home(node), own)
+        root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own)
         if plan.split > 1:
             store_partials(root, plan.view.kernel, own)
         else:
@@ -161,7 +158,9 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         if writer.interpreted:
             return write_sums(plan.view.kernel, plan.split, writer)
         warp = plan.threads // plan.num_warps
-        writer.helpers[SUM_LAYOUT] = f"{SUM_LAYOUT} = gl.constexpr(gl.BlockedLayout([1], [{warp}], [{SUM_WARPS}], [0]))\n"
+        writer.helpers[SUM_LAYOUT] = (
+            f"{SUM_LAYOUT} = gl.constexpr(gl.BlockedLayout([1], [{warp}], [{SUM_WARPS}], [0]))\n"
+        )
         return write_sums(plan.view.kernel, plan.split, writer, SUM_LAYOUT)
 
 
@@ -189,14 +188,9 @@ class PackedPlan(TilePlan):
     unpacked: Unpacked
 
     @property
-    def rows(self) -> int:
-        """Rows that a program has at once: of what takes one step some after others, else all of the tile."""
-        return self.group if self.loop.steps == 1 and self.split == 1 else self.tile[0]
-
-    @property
     def held(self) -> int:
         """Sums of a thread."""
-        return self.rows * math.prod(self.tile[1:]) * max(1, self.step // self.threads)
+        return self.area * max(1, self.step // self.threads)
 
     def needs(self, device: Device) -> Iterator[Need]:
         steps = self.loop.steps
@@ -205,9 +199,6 @@ class PackedPlan(TilePlan):
             yield Need("partial sums", self.partials, MOST_PARTIALS)
         yield Need("threads with a part of a row each", self.threads, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
-        yield Need("rows at once", self.group, self.tile[0] if self.loop.steps == 1 and self.split == 1 else 1)
-        if self.num_stages > 1:
-            yield Need("turns", 2 * self.rows, self.tile[0])
         yield Need("sums of a thread", self.held, MOST_HELD)
 
     def registers(self, device: Device) -> Registers:
@@ -220,7 +211,9 @@ class PackedPlan(TilePlan):
         nbytes = sum(map(bytes_of, (*kernel.loads, kernel.store)))
         terms = math.prod(kernel.extents) * self.loop.extent * self.unpacked.written
         busy = min(self.programs, target.cores)
-        resident = device_of(target).resident(threads=self.threads, registers=32 + self.registers(device_of(target)).held)
+        resident = device_of(target).resident(
+            threads=self.threads, registers=32 + self.registers(device_of(target)).held
+        )
         waves = waves_of(self.programs / (target.cores * resident))
         at_once = min(resident, max(1.0, self.programs / target.cores))
         flying = at_once * self.threads * self.tile[0] * max(1, self.unpacked.written // 2)
@@ -233,78 +226,33 @@ def _layouts(plan: PackedPlan) -> str:
     """Where blocks lie: a thread has all rows and vectors of some places; and, of what it loads at once, neighbours."""
     axes = len(plan.tile)
     ones = ", ".join("1" for _ in range(axes))
-    sizes = ", ".join(map(str, (plan.rows, *plan.tile[1:])))
+    sizes = ", ".join(map(str, plan.tile))
     order = ", ".join(map(str, range(axes, -1, -1)))
     warp = plan.threads // plan.num_warps
-    made = [
-        f"{LAYOUT} = gl.constexpr(gl.BlockedLayout([{sizes}, 1], [{ones}, {warp}], [{ones}, {plan.num_warps}], [{order}]))\n"
-    ]
+    made = [f"[{sizes}, 1], [{ones}, {warp}], [{ones}, {plan.num_warps}], [{order}]"]
     for count in (2, 4):
-        made.append(
-            f"{WIDE_LAYOUT}_{count} = gl.constexpr(gl.BlockedLayout([{sizes}, 1, {count}], [{ones}, {warp}, 1], "
-            f"[{ones}, {plan.num_warps}, 1], [{axes + 1}, {order}]))\n"
-        )
-    return "".join(made)
+        made.append(f"[{sizes}, 1, {count}], [{ones}, {warp}, 1], [{ones}, {plan.num_warps}, 1], [{axes + 1}, {order}]")
+    names = (LAYOUT, f"{WIDE_LAYOUT}_2", f"{WIDE_LAYOUT}_4")
+    rows = zip(names, made, strict=True)
+    return "".join(f"{name} = gl.constexpr(gl.BlockedLayout({text}))\n" for name, text in rows)
 
 
 # ---- the sum
 
 
-def _write_turns(plan: PackedPlan, root: Frame, digits: list[str]) -> None:
-    """Some rows after others, while each thread keeps its part of the vectors."""
-    tiled, number = plan.tiled, len(plan.tile)
-    (rows, *vectors) = tiled.axes
-    first, *others = digits[len(tiled.rest) :]
-    for axis, digit in zip(tiled.rest, digits, strict=False):
-        bind_scalar(root, axis, digit)
-    for place, (axis, digit) in enumerate(zip(vectors, others, strict=True), 1):
-        bind_axis(root, axis, place, start_of(root, digit, axis))
-    bind_axis(root, Axis(plan.unpacked.ranges, plan.step), number, "0")
-    start = start_of(root, first, rows)
-    end = root.lines.name(f"{start} + {rows.size}" if start != "0" else str(rows.size), "end")
-    body, row = Lines(root.writer, root.lines), root.writer.fresh("row")
-    inside, taken = root.inner(body), Axis(rows.ranges, plan.rows)
-    whole = rows.total % rows.size == 0
-    held, after = dict[_Raw, Block](), list[str]()
-    if plan.num_stages > 1:
-        before, ahead = root.inner(root.lines), root.inner(body)
-        bind_axis(before, taken, 0, start, whole=whole)
-        for key, block in _Sum(plan, before, root).fetch().items():
-            name = root.writer.fresh("held")
-            root.lines.add(f"{name} = {block.text}")
-            held[key] = Block(name, block.type, block.axes)
-        bind_axis(ahead, taken, 0, body.name(f"{row} + {plan.rows}", "next"), whole=True)
-        last = end if whole else root.lines.name(f"tl.minimum({end}, {rows.total})", "end")
-        ahead.masks[0] = body.name(f"{ahead.flattened[0].block.text} < {last}", "mask")
-        fetched = _Sum(plan, ahead, root).fetch()
-        after = [f"{held[key].text} = {block.text}" for key, block in fetched.items()]
-    bind_axis(inside, taken, 0, row, whole=whole)
-
-    def reduce(node: UOp, frame: Frame) -> None:
-        _bind_total(node, frame.home(node), number, _Sum(plan, inside, root).write(held or None))
-
-    inside.reduce = root.reduce = reduce
-    for stored in plan.view.kernel.stored:
-        store_tile(inside, stored)
-    for statement in after:
-        body.add(statement)
-    about = f"{plan.rows} rows at a time" + (", of which the next ones are loaded" if after else "")
-    root.lines.extend(f"for {row} in range({start}, {end}, {plan.rows}):", body, about)
-
-
-def _write_steps(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
+def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
     """Binds a kernel's sum: a loop over parts of a row, if there is more than one step."""
     axis, number = Axis(plan.unpacked.ranges, plan.step), len(plan.tile)
     if plan.loop.steps == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        _bind_total(node, frame, number, _Sum(plan, inside, inside).write())
+        _bind_total(node, frame, number, _Sum(plan, inside).write())
         return
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
     bind_axis(inside, axis, number, counter)
-    made = _Sum(plan, inside, inside).write()
+    made = _Sum(plan, inside).write()
     layout = f", {frame.layout}" if frame.layout else ""
     every = frozenset(range(frame.rank))
     frame.lines.add(f"{acc} = tl.zeros({frame.shape(every)}, tl.float32{layout})")
@@ -335,8 +283,8 @@ _Raw = tuple[int, Steps, int, int | None, int]
 class _Sum:
     """What a thread makes of the words of one step, written into a frame."""
 
-    def __init__(self, plan: PackedPlan, frame: Frame, outside: Frame) -> None:
-        self.unpacked, self.frame, self.outside = plan.unpacked, frame, outside
+    def __init__(self, plan: PackedPlan, frame: Frame) -> None:
+        self.unpacked, self.frame = plan.unpacked, frame
         self.root = frame.outermost()
         self.number = len(plan.tile)
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
@@ -352,9 +300,9 @@ class _Sum:
         self.wide: dict[Word, str] = {}
         self.known: dict[UOp, Block] = {}
 
-    def write(self, raw: Mapping[_Raw, Block] | None = None) -> Block:
-        """The sum of all terms, of words that were loaded before or are now."""
-        self.derive(self.fetch() if raw is None else raw)
+    def write(self) -> Block:
+        """The sum of all terms."""
+        self._load_words()
         self._load_others()
         total: Block | None = None
         for group in self.unpacked.groups:
@@ -367,7 +315,7 @@ class _Sum:
 
     # ---- loads
 
-    def fetch(self) -> dict[_Raw, Block]:
+    def _fetched(self) -> dict[_Raw, Block]:
         """Loads all words: those of one address but for a constant as wide as they are aligned."""
         found: dict[_Raw, Block] = {}
         for (slot, steps, nbytes), numbers in self.aligned.items():
@@ -381,8 +329,9 @@ class _Sum:
                 found[slot, steps, WORD_BYTES, first, number] = block
         return found
 
-    def derive(self, raw: Mapping[_Raw, Block]) -> None:
-        """Makes the words of what was loaded."""
+    def _load_words(self) -> None:
+        """Makes the words of what is loaded."""
+        raw = self._fetched()
         for word in self._all_words():
             if word.anywhere is None:
                 block = raw[word.slot, word.steps, word.nbytes, None, word.number]
@@ -394,7 +343,7 @@ class _Sum:
             amount = self._bits_before(word.steps, word.anywhere)
             self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
             text = f"_from_byte({low.text}, {high.text}, {amount.text})"
-            self.words[word] = self._new(text, "uint32", low.axes | amount.axes, "word")
+            self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
 
     def _all_words(self) -> dict[Word, int]:
         """The words, and how many of their bytes are used."""
@@ -417,15 +366,17 @@ class _Sum:
         if not moved:
             return block
         amount = self._sum_of(moved)
-        return self._new(f"{block.text} >> {amount.text}", block.type, block.axes | amount.axes)
+        return self.frame.new(f"{block.text} >> {amount.text}", block.type, block.axes | amount.axes)
 
     def _sum_of(self, steps: Steps) -> Block:
         """A sum of ranges times constants."""
         total: Block | None = None
         for axis, step in steps:
             one = self.frame.value(axis)
-            one = one if step == 1 else self._new(f"{one.text} * {step}", "int32", one.axes)
-            total = one if total is None else self._new(f"{total.text} + {one.text}", "int32", total.axes | one.axes)
+            one = one if step == 1 else self.frame.new(f"{one.text} * {step}", "int32", one.axes)
+            total = (
+                one if total is None else self.frame.new(f"{total.text} + {one.text}", "int32", total.axes | one.axes)
+            )
         assert total is not None
         return total
 
@@ -435,38 +386,31 @@ class _Sum:
         whole = {axis: step // WORD_BYTES for axis, step in steps if step // WORD_BYTES}
         pointer, axes = self._moved(self._words_of(slot, WORD_BYTES), whole, slot)
         begin, amount = self._begin(steps, first), self._bits_before(steps, first)
-        place = self._new(f"{begin.text} // {WORD_BYTES}", "int32", begin.axes)
+        place = self.frame.new(f"{begin.text} // {WORD_BYTES}", "int32", begin.axes)
         axes |= begin.axes
-        pointer = self._new(f"{pointer} + {place.text}", "pointer", axes).text
+        pointer = self.frame.new(f"{pointer} + {place.text}", "pointer", axes).text
         mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
         own = f", mask={self.frame.all_of(mask)}, other=0" if mask else ""
         for number in range(count):
             at = f"{pointer} + {number}" if number else pointer
             if nbytes <= WORD_BYTES * number:  # of what begins early nothing is in it, and it may be of no buffer
                 bits = 8 * (WORD_BYTES * number - nbytes)
-                reached = self._new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
+                reached = self.frame.new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
                 own = f", mask={self.frame.all_of([*mask, reached.text])}, other=0"
-            yield self._new(f"tl.load({at}{own}{self._policy(slot)})", "uint32", axes, f"p{slot}_word")
+            yield self.frame.new(f"tl.load({at}{own}{self._policy(slot)})", "uint32", axes, f"p{slot}_word")
 
     def _begin(self, steps: Steps, first: int) -> Block:
         """At which byte of an aligned word, or of those after it, words begin."""
         begin = self._sum_of(tuple((axis, step % WORD_BYTES) for axis, step in steps if step % WORD_BYTES))
-        return self._new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
+        return self.frame.new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
 
     def _bits_before(self, steps: Steps, first: int) -> Block:
         """How many bits of the first aligned word stand before them."""
         begin = self._begin(steps, first)
-        return self._new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
+        return self.frame.new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
 
     def _policy(self, slot: int) -> str:
         return f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
-
-    def _new(self, text: str, type_: str, axes: frozenset[int], hint: str = "v") -> Block:
-        """A variable, before the loop over rows where it is of no row."""
-        return self._frame(axes).new(text, type_, axes, hint)
-
-    def _frame(self, axes: frozenset[int]) -> Frame:
-        return self.frame if 0 in axes else self.outside
 
     def _load_others(self) -> None:
         """All that is read and is no word; neighbours together."""
@@ -482,12 +426,14 @@ class _Sum:
             (_, _, load), *_ = members
             pointer, axes = self._at(slot, rest)
             itemsize = int(load.buffer.dtype.itemsize)
-            most = math.gcd(min(4, VECTOR_BYTES // itemsize), int(rest.const_factor()) if rest.op is not Ops.CONST else 4)
+            most = math.gcd(
+                min(4, VECTOR_BYTES // itemsize), int(rest.const_factor()) if rest.op is not Ops.CONST else 4
+            )
             mask = self.frame.mask_of(axes, rest.ranges)
             nodes = {constant: node for constant, node, _ in members}
             for constant, text in self._neighbours(pointer, axes, mask, set(nodes), most, slot, "block"):
                 type_ = TYPES[load.buffer.dtype]
-                block = self._frame(axes).cast(Block(text, type_, axes), compute_type(nodes[constant]))
+                block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
                 self.known[nodes[constant]] = block
                 home = self.frame.home(nodes[constant])
                 home.bound[nodes[constant]] = home.values[nodes[constant]] = block
@@ -502,7 +448,7 @@ class _Sum:
             return self._moved(self.frame.buffer(slot), {a: s for a, s in steps.items() if a is not None}, slot)
         self._bind(address)
         place = self.frame.value(address)
-        pointer = self._new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
+        pointer = self.frame.new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
         return pointer.text, place.axes
 
     def _moved(self, pointer: str, steps: Mapping[UOp | None, int], slot: int) -> tuple[str, frozenset[int]]:
@@ -512,14 +458,14 @@ class _Sum:
         for _, block in sorted(self.frame.parts(steps, wide), key=lambda part: 0 in part[1].axes):
             axes |= block.axes
             if block.constant != 0:
-                pointer = self._new(f"{pointer} + {block.text}", "pointer", axes, "at").text
+                pointer = self.frame.new(f"{pointer} + {block.text}", "pointer", axes, "at").text
         return pointer, axes
 
     def _neighbours(
         self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
     ) -> Iterator[tuple[int, str]]:
-        """Loads the elements at some constants from a pointer: up to `most` neighbours at once, where all are wanted."""
-        frame, left = self._frame(axes), sorted(numbers)
+        """Loads the elements at some constants from a pointer, up to `most` neighbours at once."""
+        frame, left = self.frame, sorted(numbers)
         policy = self._policy(slot)
         while left:
             first = left[0]
@@ -537,11 +483,9 @@ class _Sum:
                 continue
             yield from zip(range(first, first + count), self._vector(at, axes, mask, count, policy, name), strict=True)
 
-    def _vector(
-        self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str
-    ) -> list[str]:
+    def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
         """Some neighbours in one load, each as a block."""
-        frame = self._frame(axes)
+        frame = self.frame
         lanes = f"tl.arange(0, {count})"
         if frame.layout:
             layout = f"{WIDE_LAYOUT}_{count}"
@@ -581,12 +525,11 @@ class _Sum:
     # ---- values
 
     def _of_terms(self, terms: Iterable[Term]) -> Block:
-        """The sum of some terms. Where these are rounded, numbers come with the power of two that they are put beside,
-        and that times the vectors is taken away once for all of them."""
+        """The sum of some terms."""
         made = self._with_constants(tuple(terms))
         factors = {factor for _, factor, _ in made}
         common = factors.pop() if len(factors) == 1 else 1.0
-        total: Block | None = None
+        sums: dict[bool, Block] = {}  # of what is of rows, and of what is the same for all
         for inner, factor, others in made:
             product: Block | None = None
             for block in sorted((*inner, *map(self._float, others)), key=lambda one: len(one.axes)):
@@ -594,10 +537,13 @@ class _Sum:
             if product is None:
                 product = Block(repr(factor / common), "float32", constant=factor / common)
             elif factor != common:
-                product = self._new(f"{product.text} * {factor / common!r}", "float32", product.axes)
-            total = product if total is None else self._plus(total, product)
-        assert total is not None
-        return total if common == 1 else self._new(f"{total.text} * {common!r}", "float32", total.axes)
+                product = self.frame.new(f"{product.text} * {factor / common!r}", "float32", product.axes)
+            of_rows = 0 in product.axes
+            sums[of_rows] = self._plus(sums[of_rows], product) if of_rows in sums else product
+        total, *more = sums.values()
+        for one in more:
+            total = self._plus(total, one)
+        return total if common == 1 else self.frame.new(f"{total.text} * {common!r}", "float32", total.axes)
 
     def _with_constants(self, terms: tuple[Term, ...]) -> list[tuple[tuple[Block, ...], float, tuple[UOp, ...]]]:
         """Terms with their inner factors as blocks; what is added to a number times the same is added to the number."""
@@ -612,12 +558,7 @@ class _Sum:
                 assert linear is not None
                 merged.add(term.others)
                 linear += Linear(int(constant))
-            if linear is not None and (beside := self._beside_power(linear)) is not None:
-                number, offset = beside
-                found.append(((number,), term.factor, term.others))
-                if offset:
-                    found.append(((), -term.factor * offset, term.others))
-            elif linear is not None:
+            if linear is not None:
                 found.append(((self._exactly(linear),), term.factor, term.others))
             elif term.inner:
                 found.append((tuple(map(self._float, term.inner)), term.factor, term.others))
@@ -625,10 +566,10 @@ class _Sum:
         return [*found, *rest]
 
     def _times(self, one: Block, other: Block) -> Block:
-        return self._new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
+        return self.frame.new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
 
     def _plus(self, one: Block, other: Block) -> Block:
-        return self._new(f"{one.text} + {other.text}", "float32", one.axes | other.axes)
+        return self.frame.new(f"{one.text} + {other.text}", "float32", one.axes | other.axes)
 
     def _float(self, node: UOp) -> Block:
         """A factor as float32."""
@@ -685,45 +626,18 @@ class _Sum:
         assert total is not None
         return total if not constant else self.frame.new(f"{total.text} + {float(constant)!r}", "float32", total.axes)
 
-    def _beside_power(self, linear: Linear) -> tuple[Block, float] | None:
-        """A sum of fields with a power of two that is not much larger, and what is too much of it; None where this has to
-        be exact, or is more than one number."""
-        constant, fields = _without_signs(linear)
-        groups = _side_by_side(fields)
-        if not self.unpacked.is_rounded or len(groups) != 1:
-            return None
-        ((field, factor, flipped), *others), = groups
-        if flipped or factor < 0:
-            return None
-        last, most, _ = groups[0][-1]
-        width = (most // factor).bit_length() - 1 + last.width
-        for moved in MOVES:
-            place = field.shift + moved
-            if place >= 0 and LEAST_TOP <= place + width <= EXACT_BITS:
-                break
-        else:
-            return None
-        exponent = EXACT_BITS - place + factor.bit_length() - 1
-        bits = self._masked(self._shifted(self._as_32(field.word), moved), field.most << place, 127 + exponent << EXACT_BITS)
-        axes = self.words[field.word].axes
-        for other, times, _ in others:
-            bits = self._beside(bits, other, place + (times // factor).bit_length() - 1)
-            axes |= self.words[other.word].axes
-        number = self.frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
-        return number, (1 << exponent) - float(constant)
-
     def _shifted(self, text: str, moved: int) -> str:
         """A word moved up, or down."""
         if not moved:
             return text
         return self.frame.lines.name(f"{text} << {moved}" if moved > 0 else f"{text} >> {-moved}", "word")
 
-    def _masked(self, text: str, mask: int, power: int) -> str:
-        """Some bits of a word beside those of a float."""
+    def _masked(self, text: str, mask: int) -> str:
+        """Some bits of a word beside those of 2^23."""
         if not self.frame.writer.ptx:
-            return self.frame.lines.name(f"{self.frame.lines.name(f'{text} & {mask}', 'bits')} | {power}", "bits")
-        self.frame.writer.helpers[f"_bits_{mask}_{power}"] = _BITS.format(mask=mask, power=power)
-        return self.frame.lines.name(f"_bits_{mask}_{power}({text})", "bits")
+            return self.frame.lines.name(f"{self.frame.lines.name(f'{text} & {mask}', 'bits')} | {MAGIC}", "bits")
+        self.frame.writer.helpers[f"_bits_{mask}"] = _BITS.format(mask=mask, power=MAGIC)
+        return self.frame.lines.name(f"_bits_{mask}({text})", "bits")
 
     def _beside(self, bits: str, field: Field, place: int) -> str:
         """Bits of a float with those of another field from a place on."""
@@ -742,12 +656,12 @@ class _Sum:
             signs = sum(0x80 << place for place in range(0, 8 * field.word.nbytes, 8))
             text = self.frame.lines.name(f"{text} ^ {signs}", "word")
         if shift + field.width > EXACT_BITS:
-            moved = 16 if 16 <= shift and shift + field.width - 16 <= EXACT_BITS else shift
+            moved = 16 if shift >= 16 and shift + field.width - 16 <= EXACT_BITS else shift
             text, shift = self.frame.lines.name(f"{text} >> {moved}", "word"), shift - moved
         mask = field.most << shift
         if shift == 0 and field.width == 8 * field.word.nbytes:
             return self.frame.lines.name(f"{text} | {MAGIC}", "bits"), shift, word.axes
-        return self._masked(text, mask, MAGIC), shift, word.axes
+        return self._masked(text, mask), shift, word.axes
 
     def _as_32(self, word: Word) -> str:
         """A word in 32 bits."""
@@ -778,7 +692,13 @@ class _Sum:
         type_ = compute_type(node)
         (first, times), *others = linear.terms
         word = self.words[first.word]
-        if not others and not linear.constant and times == 1 and not first.shift and first.width == 8 * first.word.nbytes:
+        if (
+            not others
+            and not linear.constant
+            and times == 1
+            and not first.shift
+            and first.width == 8 * first.word.nbytes
+        ):
             return self.frame.cast(word, type_)
         total = Block(repr(linear.constant), "int32", constant=linear.constant)
         for field, factor in linear.terms:
@@ -790,28 +710,35 @@ class _Sum:
             part = self.frame.cast(Block(text, "uint32", block.axes), "int32")
             if factor != 1:
                 part = self.frame.new(f"{part.text} * {factor}", "int32", part.axes)
-            total = part if total.constant == 0 else self.frame.new(f"{total.text} + {part.text}", "int32", part.axes | total.axes)
+            total = (
+                part
+                if total.constant == 0
+                else self.frame.new(f"{total.text} + {part.text}", "int32", part.axes | total.axes)
+            )
         return self.frame.cast(total, type_)
 
 
 _BITS = """
 @triton.jit
-def _bits_{mask}_{power}(word):
-    return tl.inline_asm_elementwise("lop3.b32 $0, $1, {mask}, {power}, 0xEA;", "=r,r", [word], dtype=tl.uint32, is_pure=True, pack=1)
+def _bits_{mask}(word):
+    asm: tl.constexpr = "lop3.b32 $0, $1, {mask}, {power}, 0xEA;"
+    return tl.inline_asm_elementwise(asm, "=r,r", [word], dtype=tl.uint32, is_pure=True, pack=1)
 """
-"""Some bits of a word beside those of a power of two, in one instruction: the compiler takes two."""
+"""Some bits of a word beside those of 2^23, in one instruction: the compiler takes two."""
 
 _WITH = """
 @triton.jit
 def _with_{mask}(bits, word):
-    return tl.inline_asm_elementwise("lop3.b32 $0, $2, {mask}, $1, 0xEA;", "=r,r,r", [bits, word], dtype=tl.uint32, is_pure=True, pack=1)
+    asm: tl.constexpr = "lop3.b32 $0, $2, {mask}, $1, 0xEA;"
+    return tl.inline_asm_elementwise(asm, "=r,r,r", [bits, word], dtype=tl.uint32, is_pure=True, pack=1)
 """
 """Some bits of a word beside others."""
 
 _FUNNEL = """
 @triton.jit
 def _from_byte(low, high, amount):
-    return tl.inline_asm_elementwise("shf.r.clamp.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
+    asm: tl.constexpr = "shf.r.clamp.b32 $0, $1, $2, $3;"
+    return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
 """
 _PLAIN_FUNNEL = """
 @triton.jit
