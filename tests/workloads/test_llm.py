@@ -15,6 +15,10 @@ from tinygrad.helpers import Context
 from kcg.compat.capture import recording
 from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import baseline_of
+from kcg.measure.device_info import detect
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.workloads.capture import step_workload
 from kcg.workloads.llm import MINI, PRESETS, LlmConfig, build, rope_of, runnable, weights_bytes, weights_of
 from kcg.workloads.packed_weights import FORMATS
@@ -45,6 +49,18 @@ def test_kernels_of_a_preset(preset: str) -> None:
     assert bound == {(("start_pos", PRESETS[preset].position),)}
     assert not workload.left_out
     assert weights_bytes(PRESETS[preset]) < workload.held_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["mini", "mini-moe"])
+def test_every_kernel_passes_as_a_finalist(preset: str) -> None:
+    target = detect("CPU:X86", 1)[0]
+    for call in captured("llm", preset).calls:
+        bench = CheckedBench(call.region, target)
+        baseline = baseline_of(call.region, target)
+        compiled = compile_schedule(call.region, baseline, target, variables=call.variables)
+        result = bench.check(bench.launcher(compiled), call.variables, seeds=FINAL_SEEDS)
+        assert result.passed, (call.region.id, result.reason)
 
 
 @pytest.mark.slow
