@@ -305,8 +305,10 @@ def random_blocks(
     packed = FORMATS[kind]
     if packed.scale is None:
         held = {2: np.float16, 4: np.float32}[packed.nbytes]
-        values = rng.standard_normal(count, dtype=np.float32) * np.float32(deviation) + np.float32(around)
-        return values.astype(held).view(np.uint8).reshape(count, packed.nbytes)
+        spread = math.sqrt(3) * deviation  # uniform, of 65,536 values: of a billion weights, in seconds
+        values = np.linspace(around - spread, around + spread, 1 << 16).astype(held)
+        chosen = np.frombuffer(rng.bytes(2 * count), np.uint16)
+        return values[chosen].view(np.uint8).reshape(count, packed.nbytes)
     blocks = np.frombuffer(rng.bytes(count * packed.nbytes), np.uint8).reshape(count, packed.nbytes).copy()
     scale, at = deviation / packed.scale.unit, packed.scale.at
     if packed.scale.is_exponent:

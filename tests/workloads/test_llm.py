@@ -15,6 +15,10 @@ from tinygrad.helpers import Context
 from kcg.compat.capture import recording
 from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import baseline_of
+from kcg.measure.device_info import detect
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.workloads.capture import step_workload
 from kcg.workloads.llm import MINI, PRESETS, LlmConfig, build, rope_of, runnable, weights_bytes, weights_of
 from kcg.workloads.packed_weights import FORMATS
@@ -48,6 +52,18 @@ def test_kernels_of_a_preset(preset: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("preset", ["mini", "mini-moe"])
+def test_every_kernel_passes_as_a_finalist(preset: str) -> None:
+    target = detect("CPU:X86", 1)[0]
+    for call in captured("llm", preset).calls:
+        bench = CheckedBench(call.region, target)
+        baseline = baseline_of(call.region, target)
+        compiled = compile_schedule(call.region, baseline, target, variables=call.variables)
+        result = bench.check(bench.launcher(compiled), call.variables, seeds=FINAL_SEEDS)
+        assert result.passed, (call.region.id, result.reason)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if f"llama-1b-{kind}" in PRESETS])
 def test_every_format_is_captured(kind: str) -> None:
     config = replace(PRESETS[f"llama-1b-{kind}"], blocks=2)
@@ -76,6 +92,7 @@ def test_a_mixed_file_has_more_bits_where_llama_cpp_gives_them() -> None:
     assert kinds["blk.3.ffn_norm.weight"] == "f32"
 
 
+@pytest.mark.slow
 def test_a_piece_of_a_prompt_is_not_encodable() -> None:
     """A block is a function, and what it is given has a symbolic number of tokens: tinygrad's kernels then hold the
     view SHRINK(RESHAPE(PARAM)) of it, which no stored kernel has."""
@@ -159,7 +176,7 @@ def no_tables(name: str, values: Any, dtype: str) -> Tensor:
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(replace(MINI, file="q8_0", blocks=1, vocabulary=96), id="one block"),
+        pytest.param(replace(MINI, file="f16", blocks=1, vocabulary=96), id="one block"),
         pytest.param(MINI, id="mini", marks=pytest.mark.slow),
         pytest.param(PRESETS["mini-moe"], id="experts", marks=pytest.mark.slow),
         pytest.param(replace(PRESETS["mini-moe"], weights_sum_to_one=False), id="olmoe", marks=pytest.mark.slow),

@@ -13,8 +13,16 @@ from tinygrad.llm.gguf import ggml_data_to_tensor
 from tinygrad.runtime.autogen import ggml_common
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.compile import compile_schedule
+from kcg.kernel.kinds import baseline_of
+from kcg.measure.device_info import detect
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench
+from kcg.types import Region, Target
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
 from tests.kernels import empty, kernels_of
+from tests.slow import some
+
+TARGET: Target = detect("CPU:X86", 1)[0]
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -187,7 +195,7 @@ def test_every_format_is_tested() -> None:
     assert READINGS.keys() == FORMATS.keys() == GGML_TYPES.keys()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", some(FORMATS, ("q5_1", "q4_k", "q6_k", "iq3_xxs", "mxfp4")))
 def test_blocks_are_read_as_in_numpy(kind: str) -> None:
     blocks = random_blocks(kind, 3 if kind in CRASHES else 64, 0.5, np.random.default_rng(5))
     if kind == "mxfp4":
@@ -212,6 +220,17 @@ def test_random_weights_have_the_deviation_that_is_asked_for(kind: str) -> None:
     values = np.array([READINGS[kind](block) for block in blocks])
     assert np.isfinite(values).all()
     assert abs(values.mean()) < 0.003 and 0.8 < values.std() / 0.02 < 1.25
+
+
+@pytest.mark.parametrize("kind", some((kind for kind in FORMATS if kind not in CRASHES), ("q6_k",)))
+def test_products_with_a_format_can_be_judged(kind: str) -> None:
+    """Their scales are numbers, whatever else is random: tinygrad's own schedules pass as finalists."""
+    (*_, ast) = kernels_of(empty(1, 512).linear(PackedWeights()("w", (24, 512), kind).transpose()))
+    region = Region((kernel_of(ast),))
+    bench = CheckedBench(region, TARGET)
+    compiled = compile_schedule(region, baseline_of(region, TARGET), TARGET)
+    result = bench.check(bench.launcher(compiled), (), seeds=FINAL_SEEDS)
+    assert result.passed, result.reason
 
 
 def test_values_depend_on_the_name_alone() -> None:
