@@ -141,7 +141,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         root = open_frame(plan.view.kernel, writer, (*plan.tile, plan.step), words=(*names, "places"))
         if not writer.interpreted:
             root.layout = LAYOUT
-            writer.helpers[LAYOUT] = _layouts(plan)
+            writer.helpers[LAYOUT] = f"{LAYOUT} = gl.constexpr({_layout(plan, frozenset(range(len(plan.tile))))})\n"
         number = root.lines.name("tl.program_id(0)", "program")
         part, *digits = split_number(root, number, [plan.split, *plan.tiled.places, *plan.tiled.counts])
         bind_tile(root, plan.tiled, digits)
@@ -222,19 +222,16 @@ class PackedPlan(TilePlan):
         return Times((stream_s, OPERATIONS * terms / (figures.plain_ops * busy)), after_s=chain_s)
 
 
-def _layouts(plan: PackedPlan) -> str:
-    """Where blocks lie: a thread has all rows and vectors of some places; and, of what it loads at once, neighbours."""
-    axes = len(plan.tile)
-    ones = ", ".join("1" for _ in range(axes))
-    sizes = ", ".join(map(str, plan.tile))
-    order = ", ".join(map(str, range(axes, -1, -1)))
-    warp = plan.threads // plan.num_warps
-    made = [f"[{sizes}, 1], [{ones}, {warp}], [{ones}, {plan.num_warps}], [{order}]"]
-    for count in (2, 4):
-        made.append(f"[{sizes}, 1, {count}], [{ones}, {warp}, 1], [{ones}, {plan.num_warps}, 1], [{axes + 1}, {order}]")
-    names = (LAYOUT, f"{WIDE_LAYOUT}_2", f"{WIDE_LAYOUT}_4")
-    rows = zip(names, made, strict=True)
-    return "".join(f"{name} = gl.constexpr(gl.BlockedLayout({text}))\n" for name, text in rows)
+def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
+    """Where blocks along some axes lie: a thread has all rows and vectors of some places; of what it loads at once also
+    so many neighbours."""
+    last = len(plan.tile)
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(plan.tile)]
+    ones, more = [1] * last, [neighbours] if neighbours else []
+    warp = [plan.threads // plan.num_warps, *([1] if neighbours else [])]
+    warps = [plan.num_warps, *([1] if neighbours else [])]
+    order = list(reversed(range(last + 1 + len(more))))
+    return f"gl.BlockedLayout({[*sizes, 1, *more]}, {[*ones, *warp]}, {[*ones, *warps]}, {order})"
 
 
 # ---- the sum
@@ -284,7 +281,7 @@ class _Sum:
     """What a thread makes of the words of one step, written into a frame."""
 
     def __init__(self, plan: PackedPlan, frame: Frame) -> None:
-        self.unpacked, self.frame = plan.unpacked, frame
+        self.plan, self.unpacked, self.frame = plan, plan.unpacked, frame
         self.root = frame.outermost()
         self.number = len(plan.tile)
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
@@ -485,28 +482,25 @@ class _Sum:
 
     def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
         """Some neighbours in one load, each as a block."""
-        frame = self.frame
-        lanes = f"tl.arange(0, {count})"
+        frame, rows = self.frame, ":, " * self.frame.rank + "None"
+        lanes, wide = f"tl.arange(0, {count})", ""
         if frame.layout:
-            layout = f"{WIDE_LAYOUT}_{count}"
+            wide = f"{WIDE_LAYOUT}_{count}_of_{'_'.join(frame.word(axis) for axis in sorted(axes))}"
+            made = _layout(self.plan, axes, count)
+            frame.writer.helpers.setdefault(wide, f"{wide} = gl.constexpr({made})\n")
+            layout = wide
             for axis in reversed(range(frame.rank)):
                 layout = f"gl.SliceLayout({axis}, {layout})"
             lanes = f"tl.arange(0, {count}, {layout})"
         lanes = self.root.lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
-        rows = ":, " * frame.rank + "None"
-        base = frame.lines.name(at, "at") if " " in at else at
-        if frame.layout:
-            base = frame.lines.name(
-                f"tl.convert_layout({base}, gl.SliceLayout({frame.rank}, {WIDE_LAYOUT}_{count}))", "at"
-            )
-        own = ""
-        if mask:
-            text = frame.all_of(mask)
-            if frame.layout:
-                text = frame.lines.name(
-                    f"tl.convert_layout({text}, gl.SliceLayout({frame.rank}, {WIDE_LAYOUT}_{count}))", "mask"
-                )
-            own = f", mask={text}[{rows}], other=0"
+
+        def lying(text: str, hint: str) -> str:
+            text = frame.lines.name(text, hint) if " " in text else text
+            own = f"tl.convert_layout({text}, gl.SliceLayout({frame.rank}, {wide}))"
+            return frame.lines.name(own, hint) if wide else text
+
+        base = lying(at, "at")
+        own = f", mask={lying(frame.all_of(mask), 'mask')}[{rows}], other=0" if mask else ""
         block = frame.lines.name(f"tl.load({base}[{rows}] + {lanes}{own}{policy})", hint)
         sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
         if count == 2:
