@@ -123,14 +123,32 @@ class Unpacked:
     def groups(self) -> tuple[Group, ...]:
         """The sum of all terms, with what several of them share taken out. Sums are taken apart where nothing shares
         them and a part is made of words."""
-        whole = [self._product(term) for term in self.terms]
-        shared = self._shared(factors for _, factors in whole)
-        products = [
+        return self._grouped(
             (factor * times, (*kept, *more))
-            for factor, factors in whole
+            for factor, factors, shared in self._whole
             for kept in [tuple(f for f in factors if f in shared or not self._is_sum(f))]
             for times, more in self._apart([f for f in factors if f not in kept])
-        ]
+        )
+
+    @cached_property
+    def whole_groups(self) -> tuple[Group, ...]:
+        """The same, of which no sum is taken apart: of numbers that are infinite a part may be what the sum is not."""
+        return self._grouped((factor, factors) for factor, factors, _ in self._whole)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether sums are taken apart."""
+        return any(self._is_sum(f) and f not in shared for _, factors, shared in self._whole for f in factors)
+
+    @cached_property
+    def _whole(self) -> list[tuple[float, tuple[UOp, ...], set[UOp]]]:
+        """The factors of each term, and those that several terms share."""
+        whole = [self._product(term) for term in self.terms]
+        shared = self._shared(factors for _, factors in whole)
+        return [(factor, factors, shared) for factor, factors in whole]
+
+    def _grouped(self, terms: Iterable[tuple[float, tuple[UOp, ...]]]) -> tuple[Group, ...]:
+        products = list(terms)
         shared = self._shared(factors for _, factors in products)
         grouped: dict[tuple[UOp, ...], list[Term]] = {}
         for factor, factors in products:
@@ -148,7 +166,7 @@ class Unpacked:
     @cached_property
     def _rows(self) -> frozenset[UOp]:
         """What numbers rows of words."""
-        ranges = {axis for node in self.bits for axis in node.ranges}
+        ranges = {axis for node in self.bits for axis in node.ranges}  # what is summed is of every row
         return frozenset(ranges - set(self.ranges))
 
     def _is_of_rows(self, node: UOp) -> bool:
@@ -227,14 +245,16 @@ def _packed_of(kernel: TileKernel) -> Packed | None:
 
 def _slots_of_words(kernel: TileKernel, reduce: UOp) -> frozenset[int]:
     """The buffers of integers that a sum's terms are read from, each byte of which is of few outputs."""
-    inside = reduce.backward_slice_with_self
-    found = [load for load in kernel.loads if load.node in inside and load.buffer.dtype in (dtypes.uint8, dtypes.int8)]
-    return frozenset(
-        load.buffer.slot
-        for load in found
-        if load.steps is not None and not load.gates and set(load.node.ranges) & set(reduce.src[1:])
-        and set(load.node.ranges) & set(kernel.outputs)
-    )  # fmt: skip
+    inside, summed, outputs = reduce.backward_slice_with_self, set(reduce.src[1:]), set(kernel.outputs)
+    found = [
+        load
+        for load in kernel.loads
+        if load.node in inside and load.buffer.dtype in (dtypes.uint8, dtypes.int8)
+        and load.steps is not None and not load.gates and set(load.node.ranges) & summed
+    ]  # fmt: skip
+    if not any(set(load.node.ranges) & outputs for load in found):
+        return frozenset()
+    return frozenset(load.buffer.slot for load in found)
 
 
 # ---- ranges

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from kcg.kernel.ast import affine, extent, is_invalid
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import WORD_BYTES, Packed, Term, Unpacked, packed_of, raw_words
+from kcg.kernel.reading.packed import WORD_BYTES, Group, Packed, Term, Unpacked, packed_of, raw_words
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
@@ -238,18 +238,38 @@ def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
 
 
 def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
-    """Binds a kernel's sum: a loop over parts of a row, if there is more than one step."""
+    """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
+    stands: of infinite vectors both parts may be infinite, or one none."""
+    number = len(plan.tile)
+    made = _summed(plan, frame, part, plan.unpacked.groups)
+    if number not in made.axes:
+        raise UnsupportedTile("form", "a sum of what no thread has a part of")
+    axes, total = made.axes - {number}, frame.writer.fresh("total")
+    frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
+    if plan.unpacked.is_apart:
+        again = f"tl.where({total} - {total} == 0, 0, 1)"
+        for _ in range(frame.rank):
+            again = f"tl.max({again}, 0)"
+        body = Lines(frame.writer, frame.lines)
+        inner = replace(frame, lines=body, outer=frame, bound={}, values={})
+        whole = _summed(plan, inner, part, plan.unpacked.whole_groups)
+        body.add(f"{total} = tl.sum({whole.text}, {number}, keep_dims=True)")
+        frame.lines.extend(f"if {frame.lines.name(again, 'again')} > 0:", body, "not finite: without taking sums apart")
+    frame.bound[node] = frame.values[node] = frame.cast(Block(total, "float32", axes), compute_type(node))
+
+
+def _summed(plan: PackedPlan, frame: Frame, part: Part, groups: tuple[Group, ...]) -> Block:
+    """What threads make of a row: in a loop over parts of it, if there is more than one step."""
     axis, number = Axis(plan.unpacked.ranges, plan.step), len(plan.tile)
     if plan.loop.steps == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        _bind_total(node, frame, number, _Sum(plan, inside).write())
-        return
+        return _Sum(plan, inside).write(groups)
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
     bind_axis(inside, axis, number, counter)
-    made = _Sum(plan, inside).write()
+    made = _Sum(plan, inside).write(groups)
     layout = f", {frame.layout}" if frame.layout else ""
     every = frozenset(range(frame.rank))
     frame.lines.add(f"{acc} = tl.zeros({frame.shape(every)}, tl.float32{layout})")
@@ -261,16 +281,7 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
         end = frame.lines.name(f"{begin} + {steps * plan.step}", "end")
     about = f"{plan.unpacked.written} terms of each of {plan.step} parts of a row at a time"
     frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
-    _bind_total(node, frame, number, Block(acc, "float32", every))
-
-
-def _bind_total(node: UOp, frame: Frame, number: int, made: Block) -> None:
-    """Binds a sum to what its threads' parts come to."""
-    if number not in made.axes:
-        raise UnsupportedTile("form", "a sum of what no thread has a part of")
-    text = frame.lines.name(f"tl.sum({made.text}, {number}, keep_dims=True)", "total")
-    block = Block(text, "float32", made.axes - {number})
-    frame.bound[node] = frame.values[node] = frame.cast(block, compute_type(node))
+    return Block(acc, "float32", every)
 
 
 _Raw = tuple[int, Steps, int, int | None, int]
@@ -297,12 +308,12 @@ class _Sum:
         self.wide: dict[Word, str] = {}
         self.known: dict[UOp, Block] = {}
 
-    def write(self) -> Block:
+    def write(self, groups: tuple[Group, ...]) -> Block:
         """The sum of all terms."""
         self._load_words()
         self._load_others()
         total: Block | None = None
-        for group in self.unpacked.groups:
+        for group in groups:
             inner = self._of_terms(group.terms)
             for scale in group.scales:
                 inner = self._times(inner, self._float(scale))
