@@ -148,7 +148,7 @@ class SmallModel:
 def write_gguf(
     path: Path, settings: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], int, bytes]]
 ) -> None:
-    """Write a file of version 3: settings, then tensors by name, each with its shape, its type's number and its data."""
+    """Write a file of version 3: settings, then tensors by name, each with its shape, its type's number and data."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(settings))]
     head += [_text(name) + _value(value) for name, value in settings.items()]
     at = 0
@@ -183,7 +183,7 @@ def _value(value: Any) -> bytes:
 
 
 def _shown(byte: int) -> str:
-    """The character by which a vocabulary of byte pairs shows a byte: itself where it is printed, else one from 256 on."""
+    """What stands for a byte in a vocabulary of byte pairs: itself where it is printed, else a character from 256 on."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [one for one in range(256) if one not in printed]
     return chr(byte) if byte in printed else chr(256 + others.index(byte))

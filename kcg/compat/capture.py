@@ -52,8 +52,10 @@ def plain_name(name: str) -> str:
 
 
 def variable_names(ast: UOp) -> frozenset[str]:
-    """The names of the variables that a launch of the kernel needs."""
-    return frozenset(v.expr for v in ast.variables())
+    """The names of the variables that a launch of the kernel needs. How long a slice is may be none of them."""
+    from kcg.compat.standalone import indexed_plainly
+
+    return frozenset(v.expr for v in indexed_plainly(ast).variables())
 
 
 def bound_variables(names: frozenset[str], values: Mapping[str, Any]) -> Variables:

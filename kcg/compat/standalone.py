@@ -14,7 +14,8 @@ them. What a `TinyJit` captured keeps its programs.
 
 Private names of tinygrad: `schedule.memory_plan_rewrite` and `engine.jit.memory_plan_rewrite`, `lower_and_compile` and
 `runtime_cache` of `engine.realize`, `uop.ops.buffers`, `tensor.all_tensors`, `UOp.contiguous_view`, `Buffer.base`,
-`get_kernel_graph` of `schedule`, two patterns of `schedule.rangeify` and `schedule.indexing`.
+`get_kernel_graph` of `schedule`, two patterns of `schedule.rangeify` and `schedule.indexing`, and `pm_mops` of the
+former.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ try:
     from tinygrad.dtype import AddrSpace, dtypes
     from tinygrad.engine import jit, realize
     from tinygrad.helpers import DEV, Target
-    from tinygrad.uop import Ops
-    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp
+    from tinygrad.schedule.rangeify import pm_mops
+    from tinygrad.uop import GroupOp, Ops
+    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp, graph_rewrite
 except ImportError as error:  # another version names them otherwise
     _file = globals().get("__file__", "this text")  # a namespace in which a source was executed has none
     raise ImportError(f"tinygrad: this needs the version that is named at the end of {_file}: {error}") from None
@@ -144,8 +146,19 @@ def unpacked(text: str) -> bytes:
 # ---- kernels and devices as they are known
 
 
+def indexed_plainly(ast: UOp) -> UOp:
+    """A kernel's AST with the slices of its buffers as offsets of their indices, as tinygrad has them before it chooses
+    a schedule. A function that is compiled by itself slices what it is given, where that has a symbolic length."""
+    moves = GroupOp.Movement - {Ops.RESHAPE}
+    if not any(node.op in moves for node in ast.toposort()):
+        return ast
+    return graph_rewrite(ast, pm_mops, bottom_up=True)
+
+
 def normalised(ast: UOp) -> UOp:
-    """A kernel's AST without device names, tags, its name, Opts, estimates and beam width; device *ranges* stay."""
+    """A kernel's AST without device names, tags, its name, Opts, estimates and beam width, its buffers indexed plainly;
+    device *ranges* stay."""
+    ast = indexed_plainly(ast)
     done: dict[UOp, UOp] = {}
     for node in ast.toposort():
         arg = node.arg
