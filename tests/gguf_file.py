@@ -183,7 +183,7 @@ def _value(value: Any) -> bytes:
 
 
 def _shown(byte: int) -> str:
-    """What stands for a byte in a vocabulary of byte pairs: itself where it is printed, else a character from 256 on."""
+    """What stands for a byte in a vocabulary of byte pairs: itself if it is printed, else a character from 256 on."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [one for one in range(256) if one not in printed]
     return chr(byte) if byte in printed else chr(256 + others.index(byte))
