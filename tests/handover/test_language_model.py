@@ -1,5 +1,5 @@
-"""A language model from a GGUF file, as a program and as a server, with a result in place: its tokens are those of plain
-tinygrad, whatever the context, the lengths of prompts and their pieces are."""
+"""A language model from a GGUF file, as a program and as a server, with a result in place: its tokens are plain
+tinygrad's, whatever the context, the lengths of prompts and their pieces are."""
 
 from __future__ import annotations
 
