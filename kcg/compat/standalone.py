@@ -30,7 +30,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +37,7 @@ from kcg.compat.cpu_opening import clang_of_tinygrad, needs_helpers, open_cpu_wi
 from kcg.compat.records import dataclass
 from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replacement, Replacing
 from kcg.compat.store_hazards import find_store_hazards_quickly
+from kcg.compat.versions import tinygrad_version
 
 try:
     from tinygrad import schedule
@@ -234,9 +234,9 @@ def nvidia_driver() -> str:
 
 def why_not_here(found: Found) -> str:
     """Why what was found is not for this process: what differs, and what to do. Empty where it is. Opens the device."""
-    installed = metadata.version("tinygrad")
+    installed = tinygrad_version()
     if installed != found.tinygrad:
-        return f"tinygrad: made with {found.tinygrad!r}, installed is {installed!r}: install that version"
+        return f"tinygrad: made with {found.tinygrad!r}, imported is {installed!r}: install that version"
     try:
         here = opened_device(default_device(found.opened))
     except Exception as error:  # tinygrad raises many kinds here; each means that the device is unusable
