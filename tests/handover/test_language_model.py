@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from kcg.compat.device import prepare
+from kcg.errors import ExitCode
 from kcg.kernel.kinds import ACTION_SPACE_VERSION
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.device_info import detect
@@ -25,6 +26,7 @@ from kcg.types import RegionResult, Result
 from kcg.workloads.script import Form, Program, capture_program
 from tests.commands import python
 from tests.gguf_file import SmallModel
+from tests.optimize_run import optimized
 from tests.sample_result import sample_result
 from tests.small_result import SCRIPTS, finalist, unlike_baseline
 from tests.waiting import PATIENCE_S
@@ -34,6 +36,14 @@ pytestmark = pytest.mark.slow
 SCRIPT = SCRIPTS / "small_llm.py"
 CONTEXT, CHUNK = 64, 8
 SHORT, LONG = "Hello you", "A longer prompt than the one that was recorded"
+OPENED = """
+import runpy, sys
+from kcg.compat.device import prepare
+from kcg.errors import ExitCode
+prepare(__import__("os").environ["DEV"])
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""  # a program where plain tinygrad may not open its CPU
 RECORDED = ("--max-context", str(CONTEXT), "--chunk", str(CHUNK))
 
 
@@ -151,3 +161,42 @@ def test_with_another_context_or_chunk_what_does_not_fit_is_tinygrads_and_named(
     served, asked_for = kernels_served(done.stderr)
     assert 0 < served < asked_for
     assert "kcg: not served, since the program did not ask for them: " in done.stderr
+
+
+def test_a_server_tunes_itself_and_the_next_one_uses_what_is_kept(model: Path, plain: Plain, tmp_path: Path) -> None:
+    """`kcg.autotuned` around what its `TinyJit`s capture. Its budget may bring nothing on a busy machine; what it kept
+    is found."""
+    from openai import OpenAI
+
+    ran = []
+    for _ in range(2):
+        with server("-c", OPENED, SCRIPT, "--model", model, *RECORDED, "--tune", tmp_path) as (address, process):
+            client = OpenAI(base_url=address, api_key="none", max_retries=0, timeout=PATIENCE_S)
+            for content, count in ((SHORT, 4), (LONG, 6)):
+                asked = {"model": "small", "messages": [{"role": "user", "content": content}], "max_tokens": count}
+                answer = client.chat.completions.create(**asked)
+                assert answer.choices[0].message.content == plain.reply(content, count)
+            process.send_signal(signal.SIGINT)
+            ran.append(process.communicate(timeout=PATIENCE_S)[1])
+    assert [lines.count("looking at which kernels") for lines in ran] == [2, 2], "of prompts, and of single tokens"
+    assert "timing" in ran[0] and "timing" not in ran[1]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (slice(0), "raised struct.error: unpack requires a buffer"),  # nothing
+        (slice(3000), r"raised \w+Error"),  # as far as the vocabulary
+        (slice(-20_000), r"raised ValueError: size mismatch"),  # a part of the last tensors
+        (b"no file of weights" * 100, "raised ValueError: Invalid GGUF format!"),
+    ],
+    ids=["empty", "header", "weights", "other"],
+)
+def test_a_file_that_tinygrad_refuses_is_one_line(part: slice | bytes, said: str, model: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(part if isinstance(part, bytes) else model.read_bytes()[part])
+    done = optimized("--report", tmp_path / "out", "--budget", "30s", SCRIPT, "--", "--model", bad)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == ExitCode.USAGE and re.search(said, last), done.stderr
+    assert last.startswith("kcg: ") and "before it ran a tinygrad kernel that can be recorded" in last
+    assert "Traceback" not in done.stderr and not (tmp_path / "out" / "RESULT.json").exists()
