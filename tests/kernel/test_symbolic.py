@@ -17,9 +17,10 @@ from kcg.compat.scheduling import simplified, with_device
 from kcg.compat.stretch import accesses_of
 from kcg.compat.tiny import Ops, UOp
 from kcg.dataset.journal import Journal
+from kcg.errors import CodecError
 from kcg.kernel import compile as compiler
 from kcg.kernel.analysis import arithmetic, certain_bytes, least_bytes, operations, work_at
-from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.codec import ast_of, decode, kernel_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.kernel.symbolic import at_bounds, at_values, bounds_of, merged, ranges_of, seen_by, thinned
@@ -160,6 +161,8 @@ def test_a_slice_in_a_kernel_is_read_as_tinygrad_indexes_it() -> None:
     assert simplified(with_device(ast, None)).src == simplified(read).src, "the kernel that tinygrad schedules"
     assert kernel_of(read) == kernel and variable_names(ast) == {"length"} == {*ranges_of(kernel)}
     assert accesses_of(ast) == ((1, 2), (0,)), "for what runs beside it"
+    with pytest.raises(CodecError, match="operation 'SHRINK' is not allowed"):
+        decode(kernel.ast_json.replace('"MUL"', '"SHRINK"', 1))
 
 
 def test_how_long_a_slice_is_may_be_no_variable_of_its_kernel() -> None:
