@@ -502,6 +502,7 @@ class _Recording:
         self.out, self.program, self.dev = out, program, dev
         self._kept, self._seed = kept, seed
         self._observer: RecordingObserver | None = None
+        self._stopped: SystemExit | None = None  # holds what its functions held, until that is kept
         self.ended = ""  # how, in words, where it did not end well
         self.advice = ""  # what to do about it, where that is known
         self.error: tuple[str, str] | None = None  # kind and message, where nothing is to be recorded
@@ -573,9 +574,11 @@ class _Recording:
         with contextlib.suppress(Exception):  # of a device that is gone, or a full disk
             of = left.identity(self.program.command, seed=self._seed, dev=self.dev)
             left.keep(self._kept, observer.left(left.MOST_BYTES), of=of)
+        self._stopped = None
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
+            self._stopped = error
             self.ended = exit_text(error.code, traceback.extract_tb(error.__traceback__))
             return
         assert self._recorder is not None
