@@ -37,7 +37,7 @@ LEVELS = (
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 
-TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable", "UOp"}
+TINYGRAD_PUBLIC = {"Tensor", "dtypes", "Device", "TinyJit", "nn", "Variable", "UOp", "function"}
 FORBIDDEN_CALLS = {
     "eval",
     "exec",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from kcg.compat.streams import Stream
 from kcg.compat.tiny import Buffer, Device, Invalid, KernelInfo, Ops, UOp, dtypes, fp8_to_float
 from kcg.errors import DeviceError, KcgError
-from kcg.kernel.ast import shape_of, slot_of
+from kcg.kernel.ast import affine, shape_of, slot_of, without_gates
 from kcg.kernel.chain import covers
 from kcg.kernel.compile import compile_schedule, to_elf
 from kcg.kernel.projection import exact_density
@@ -153,6 +153,29 @@ def slicing(by_kind: bool) -> tuple[int, int]:
     return (STEP, SEGMENT - 1) if by_kind else (0, SMALL - 1)
 
 
+@dataclass(frozen=True)
+class Exponent:
+    """Every `period`-th element of a buffer of integers, from `at` on, that holds exponents of floats: some of its bits
+    are always the same, so that the float is finite and of moderate size."""
+
+    period: int
+    at: int
+    kept: int  # a mask of the bits that are as they were drawn
+    bits: int  # the others
+
+    def bounded(self, values: Array) -> Array:
+        """The same with those bits; numbers may be held as floats."""
+        held = values.astype(np.int64) & self.kept | self.bits
+        return held.astype(values.dtype)
+
+
+def bound_exponents(values: Array, exponents: Sequence[Exponent], first: int = 0) -> None:
+    """Bound those of consecutive elements from `first` on, in place."""
+    for one in exponents:
+        begin = (one.at - first) % one.period
+        values[begin :: one.period] = one.bounded(values[begin :: one.period])
+
+
 @dataclass(frozen=True, eq=False)
 class Hashed:
     """A large buffer whose elements are computed where they are asked for. Indexing gives elements, as of an array."""
@@ -161,6 +184,7 @@ class Hashed:
     size: int
     key: int  # of its hash, 32 bits
     by_kind: bool
+    exponents: tuple[Exponent, ...] = ()  # of floats that integers are the bits of
 
     @property
     def dtype(self) -> Any:
@@ -177,7 +201,10 @@ class Hashed:
             tail = self.size - SEGMENT
             if (in_tail := wanted >= tail).any():
                 at = np.where(in_tail, BLOCK + SEGMENT + wanted - tail, at)
-        return self.block[at]
+        found = self.block[at]
+        for one in self.exponents:
+            found = np.where(wanted % one.period == one.at, one.bounded(found), found)
+        return found
 
     @functools.cached_property
     def _starts(self) -> Array:
@@ -212,6 +239,7 @@ class Hashed:
         if len(self.block) > BLOCK and first + count > tail:
             low = max(first, tail)
             found[low - first :] = self.block[BLOCK + SEGMENT + low - tail :][: first + count - low]
+        bound_exponents(found, self.exponents, first)
         return found
 
     def chunks(self) -> Iterator[tuple[int, Array]]:
@@ -278,8 +306,9 @@ def _is_read(index: UOp, nodes: list[UOp]) -> bool:
     return any(index in (u.src[1:] if u.op is Ops.STORE else u.src) for u in nodes)
 
 
-def integer_bounds(ast: UOp) -> dict[int, int]:
-    """For integer buffers whose values select something: slot -> how many there are to select from.
+def integer_bounds(ast: UOp, packed: Collection[int] = ()) -> dict[int, int]:
+    """For integer buffers whose values select something: slot -> how many there are to select from. Of `packed` ones
+    only those of which some value selects nothing: four bits select one of sixteen, whatever the byte.
 
     A value selects where it is compared with a range (tinygrad's gather before its loads collapse) or is part of an
     index. Out of range, a gather is gated off and an empty kernel would verify.
@@ -287,7 +316,8 @@ def integer_bounds(ast: UOp) -> dict[int, int]:
     bounds: dict[int, int] = {}
 
     def note(expression: UOp, extent: int) -> None:
-        for slot in _integers_under(expression):
+        always = packed and expression.vmin >= 0 and expression.vmax < extent
+        for slot in _integers_under(expression).difference(packed if always else ()):
             bounds[slot] = min(bounds.get(slot, extent), extent)
 
     for u in ast.toposort():
@@ -307,6 +337,60 @@ def _integers_under(expression: UOp) -> set[int]:
     """The slots of the integers on which an expression depends."""
     loads = (u for u in expression.toposort() if u.op is Ops.INDEX and dtypes.is_int(u.src[0].dtype))
     return {slot_of(u) for u in loads}
+
+
+SPREAD = 3  # bits of an exponent that are drawn: floats then have sizes between 2^-7 and 2
+
+
+def exponents_of(asts: Sequence[UOp]) -> dict[int, tuple[Exponent, ...]]:
+    """For buffers of packed values, whose elements may be anything: slot -> where exponents are. These are integers
+    that some kernels put together to floats, as packed weights have their scales: of random bytes one half in 32 is no
+    number, and all that is multiplied with it is none. Others have no exponents: bytes of which a part selects
+    something, and no part could select what is not there.
+    """
+    found: dict[int, dict[Exponent, None]] = {}
+    for ast in asts:
+        for slot in integer_bounds(ast):
+            if any(info.slot == slot and info.dtype == dtypes.uint8.name for info in buffers_of(ast)):
+                found.setdefault(slot, {})
+        for node in ast.toposort():
+            if node.op is Ops.BITCAST and dtypes.is_float(node.dtype) and dtypes.is_int(node.src[0].dtype):
+                for index, shift in _joined_bits(node.src[0], 0):
+                    for one in _exponents(node.dtype, index, shift):
+                        found.setdefault(slot_of(index), {})[one] = None
+    return {
+        slot: tuple(ones) for slot, ones in found.items() if all(slot not in integer_bounds(a, found) for a in asts)
+    }
+
+
+def _joined_bits(node: UOp, shift: int) -> Iterator[tuple[UOp, int]]:
+    """The loads of integers whose bits a value is put together of, and by how many bits each is shifted."""
+    if node.op is Ops.INDEX:
+        yield node, shift
+    elif node.op in (Ops.ADD, Ops.OR, Ops.XOR):
+        for source in node.src:
+            yield from _joined_bits(source, shift)
+    elif node.op is Ops.CAST and dtypes.is_int(node.src[0].dtype):
+        yield from _joined_bits(node.src[0], shift)
+    elif node.op in (Ops.SHL, Ops.MUL) and node.src[1].op is Ops.CONST:
+        factor = int(node.src[1].arg)
+        by = factor if node.op is Ops.SHL else factor.bit_length() - 1
+        if node.op is Ops.SHL or factor == 1 << by:
+            yield from _joined_bits(node.src[0], shift + by)
+
+
+def _exponents(dtype: Any, index: UOp, shift: int) -> Iterator[Exponent]:
+    """The element of a load that holds bits of an exponent, where its places are a multiple of something apart."""
+    exponent_bits, mantissa_bits = dtypes.finfo(dtype)
+    held = index.src[0].dtype
+    most = (1 << 8 * held.itemsize) - 1
+    fixed = (1 << exponent_bits - SPREAD) - 1  # the upper bits: 01…1 is below 1, and all that is drawn below them above
+    here = (fixed << mantissa_bits + SPREAD) >> shift & most
+    place = affine(without_gates(index.src[1])[0], is_axis=lambda node: node.op not in (Ops.ADD, Ops.MUL, Ops.CONST))
+    if here and len(index.src) == 2 and place is not None:
+        period = math.gcd(*(factor for axis, factor in place.items() if axis is not None)) or 1
+        bits = (fixed >> 1 << mantissa_bits + SPREAD) >> shift & most
+        yield Exponent(period, place.get(None, 0) % period, most & ~here, bits)
 
 
 def guarded_indices(asts: Sequence[UOp]) -> frozenset[int]:
@@ -593,15 +677,18 @@ def make_inputs(
     lower: Mapping[int, Lower] | None = None,
     guarded: frozenset[int] | None = None,
     among: Outcome | None = None,
+    exponents: Mapping[int, tuple[Exponent, ...]] | None = None,
 ) -> dict[int, Any]:
     """Slot -> stored bits (an array, `Hashed` beyond `SMALL` elements), for every buffer that the kernel reads.
 
     `become` are the roles that spiky data go by: see `roles`; `lower` what lowered ones do: see `lowered`; `guarded`
     the indices that may be anything, by default those of this kernel: see `guarded_indices`. `among` is what nearly all
-    elements are by a recipe of `outcomes`, where that of the kernel alone is not meant.
+    elements are by a recipe of `outcomes`, where that of the kernel alone is not meant; `exponents` by default those of
+    this kernel: see `exponents_of`.
     """
+    exponents = exponents_of([ast]) if exponents is None else exponents
     strays = (guarded_indices([ast]) if guarded is None else guarded) if recipe in _WITH_STRAYS else frozenset[int]()
-    bounds, constants, divide = integer_bounds(ast), compared_constants(ast), divisors(ast)
+    bounds, constants, divide = integer_bounds(ast, exponents), compared_constants(ast), divisors(ast)
     density = exact_density(ast) if recipe == BINARY_RECIPE else 0.0
     ends = recipe in _SEGMENTED or (recipe == RECIPE and seed != TIMED_SEED)
     compares = not any(u.op in _ARITHMETIC and dtypes.is_float(u.dtype) for u in ast.toposort())
@@ -628,12 +715,17 @@ def make_inputs(
             None if outcome is None else outcome.of(info.slot, info.size, largest=largest, seed=seed),
             terms,
         )
+        exponent = exponents.get(info.slot, ())
+        if info.slot in exponents:
+            asked = replace(asked, ends=False, outcome=None, packed=True)
         if info.size <= SMALL:
             # the seed depends on the slot but not on the process
             made[info.slot] = _small(asked, info.size, _generator(seed, info.slot, recipe))
+            bound_exponents(made[info.slot], exponent)
         else:
             key = int(content_id([seed, info.slot, recipe])[:8], 16)
-            made[info.slot] = Hashed(_block(asked, seed, info.slot), info.size, key, recipe in _SEGMENTED)
+            block = _block(asked, seed, info.slot)
+            made[info.slot] = Hashed(block, info.size, key, recipe in _SEGMENTED, exponent)
     return made
 
 
@@ -674,10 +766,19 @@ def make_inputs_of_kernels(asts: Sequence[UOp], seed: int, *, recipe: str = RECI
     become = roles(asts) if recipe == SPIKY_RECIPE else None
     lower = lowered(asts) if recipe == LOWERED_RECIPE else None
     guarded = guarded_indices(asts) if recipe in _WITH_STRAYS else None
-    among = outcome_of(asts, recipe)
+    among, exponents = outcome_of(asts, recipe), exponents_of(asts)
     for ast in asts:
-        bound = integer_bounds(ast) if len(asts) > 1 else {}
-        made_here = make_inputs(ast, seed, recipe=recipe, become=become, lower=lower, guarded=guarded, among=among)
+        bound = integer_bounds(ast, exponents) if len(asts) > 1 else {}
+        made_here = make_inputs(
+            ast,
+            seed,
+            recipe=recipe,
+            become=become,
+            lower=lower,
+            guarded=guarded,
+            among=among,
+            exponents=exponents,
+        )
         for slot, values in made_here.items():
             closer = slot in bound and bound[slot] < bounds.get(slot, bound[slot] + 1)
             if slot in read and (slot not in made or closer):
@@ -742,6 +843,7 @@ class _Asked:
     strays: bool = False  # whether some of what selects something is outside of what there is
     outcome: Outcome | None = None  # what nearly all elements are
     terms: int = 1  # of the longest product
+    packed: bool = False  # whether integers are the bits of several things, floats among them: any are drawn
 
 
 def _generator(seed: int, slot: int, recipe: str) -> np.random.Generator:
@@ -1074,6 +1176,8 @@ def _with_strays(values: Array, extent: int, rng: np.random.Generator) -> Array:
 def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> Array:
     held = np.dtype(numpy_dtype(asked.dtype))
     limits, recipe = np.iinfo(held), asked.recipe
+    if asked.packed:
+        return rng.integers(limits.min, limits.max, count, dtype=held, endpoint=True)
     if asked.bound:
         last = max(0, min(asked.bound - 1, int(limits.max)))
         if recipe in _SEGMENTED and kind == _EXTREME:
@@ -1150,6 +1254,12 @@ class DeviceFill:
 
     def __call__(self, view: Any, wanted: Hashed) -> None:
         """Write all elements of `wanted` into a buffer of its size in bytes."""
+        if wanted.exponents:  # some elements go by their place: the host knows which
+            for first, values in wanted.chunks():
+                part = view.view(values.nbytes, dtypes.uint8, first * wanted.dtype.itemsize).ensure_allocated()
+                part.allocator._copyin(part._buf, np.ascontiguousarray(values).view(np.uint8).data)
+            Device[self.device].synchronize()
+            return
         width, block, at = wanted.dtype.itemsize, self._block(wanted.block), 0
         plan: list[tuple[int, int]] = []
         for piece in PIECES:

@@ -1,7 +1,7 @@
 """The workloads that kcg knows by name, each with its presets. Models are imported when they are asked for.
 
-Every module of `kcg.workloads.zoo` is a workload (`kcg.workloads.family` says what is in one); Flux stands beside it,
-since it also loads published weights.
+Every module of `kcg.workloads.zoo` is a workload (`kcg.workloads.family` says what is in one). Beside them stand Flux,
+which also loads published weights, and a language model, whose weights are packed.
 """
 
 from __future__ import annotations
@@ -107,6 +107,31 @@ def _flux() -> WorkloadSpec:
     return WorkloadSpec("flux", about, presets, flux.auto_preset, capture, step, plan, loaded, weights_bytes)
 
 
+def _llm() -> WorkloadSpec:
+    from kcg.workloads import llm
+
+    def capture(preset: str) -> Workload:
+        from kcg.workloads.capture import step_workload
+
+        return step_workload("llm", preset, functools.partial(llm.build, llm.llm_config(preset)))
+
+    def plan(preset: str) -> UOp:
+        (token,), _ = llm.build(llm.llm_config(preset))
+        calls: UOp = token.linear_with_vars()[0]
+        return calls
+
+    return WorkloadSpec(
+        name="llm",
+        about="one token of a language model with packed weights",
+        presets=tuple(llm.PRESETS),
+        auto_preset=llm.auto_preset,
+        capture=capture,
+        runnable=lambda preset, seed: llm.runnable(llm.llm_config(preset), seed),
+        plan=plan,
+        weights_bytes=lambda preset: llm.weights_bytes(llm.llm_config(preset)),
+    )
+
+
 def _of_the_zoo(name: str) -> WorkloadSpec:
     from kcg.workloads import family
 
@@ -126,6 +151,7 @@ def _of_the_zoo(name: str) -> WorkloadSpec:
 
 WORKLOADS: dict[str, Callable[[], WorkloadSpec]] = {
     "flux": _flux,
+    "llm": _llm,
     **{
         found.name: functools.partial(_of_the_zoo, found.name)
         for found in pkgutil.iter_modules([str(Path(__file__).parent / "zoo")])

@@ -33,7 +33,7 @@ from tinygrad.engine import jit, realize
 from tinygrad.mixin import gradient
 from tinygrad.runtime.autogen import nvrtc
 
-from kcg.compat import scheduling, streams, tiny
+from kcg.compat import ggml, random_numbers, scheduling, streams, tiny
 from kcg.compat.renderers import planning_renderer
 from kcg.compat.tiny import (
     AxisType,
@@ -291,6 +291,20 @@ def test_tensors_are_listed_in_the_order_in_which_they_were_made() -> None:
     assert places == sorted(places)
     assert made[1].uop.base.realized is not None and made[0].uop.base.realized is None
     assert isinstance(Tensor._device_seeds, dict) and isinstance(Tensor._device_rng_counters, dict)
+
+
+def test_tables_of_packed_formats_are_there() -> None:
+    sizes = {"iq2s_grid": 1024, "iq3xxs_grid": 256, "iq3s_grid": 512, "kvalues_iq4nl": 16}
+    assert {name: len(ggml.table(name)) for name in sizes} == sizes
+
+
+def test_random_numbers_come_from_a_seed_and_a_counter_of_the_device() -> None:
+    seed, counter = (Tensor.empty(2, dtype="uint32") for _ in range(2))
+    with random_numbers.drawing_from(seed, counter):
+        made = Tensor.rand(4, contiguous=False)
+        assert {seed.uop, counter.uop} <= set(made.uop.toposort())
+        assert Tensor._device_rng_counters[str(seed.device)].uop is not counter.uop
+    assert Tensor._device_seeds.get(str(seed.device)) is not seed
 
 
 def test_functions_that_kcg_replaces_are_looked_up_when_they_are_called() -> None:

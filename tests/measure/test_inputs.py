@@ -40,6 +40,7 @@ from kcg.measure.inputs import (
     Hashed,
     buffers_of,
     buffers_of_kernels,
+    exponents_of,
     filler,
     integer_bounds,
     lowered,
@@ -456,3 +457,66 @@ def test_numbers_up_to_the_largest_zeros_of_both_signs_and_rows_of_zeros_are_dra
     assert np.signbit(zeros).any() and not np.signbit(zeros).all()
     longest = max(len(run) for run in "".join("0" if v == 0 else "x" for v in values).split("x"))
     assert longest >= 150
+
+
+# ---- Packed weights: bytes of which some are put together to floats.
+
+
+def packed(rows: int, *, apart: int = 34) -> UOp:
+    """Rows of blocks of bytes: a half, then signed bytes that it scales; their sums."""
+    blocks = empty(rows, 6, apart, dtype="uint8")
+    scales = blocks[:, :, :2].bitcast(dtypes.half).cast(dtypes.float)
+    (ast,) = kernels_of((blocks[:, :, 2:].bitcast(dtypes.int8) * scales).flatten(1).sum(1))
+    return ast_of(kernel_of(ast))
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, WIDE_RECIPE, SPECIAL_RECIPE, FEW_RECIPE])
+@pytest.mark.parametrize("rows", [150, 3000], ids=["small", "large"])
+def test_bytes_that_are_put_together_to_floats_are_moderate_ones(recipe: str, rows: int) -> None:
+    (stored,) = make_inputs(packed(rows), 3, recipe=recipe).values()
+    found = stored.whole() if isinstance(stored, Hashed) else stored
+    blocks = np.asarray(found).reshape(rows * 6, 34)
+    scales = np.abs(np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(float))
+    assert scales.min() >= 2.0**-7 and scales.max() < 2
+    assert len(np.unique(blocks[:, 0])) > 160 and len(np.unique(blocks[:, 1])) == 64, "sign, and all other bits"
+    assert len(np.unique(blocks[:, 2:])) == 256, "what is no exponent is any byte"
+
+
+def test_places_of_exponents_are_kept_wherever_a_large_buffer_is_read() -> None:
+    (stored,) = make_inputs(packed(3000), 0).values()
+    assert isinstance(stored, Hashed)
+    whole, places = stored.whole(), np.random.default_rng(0).integers(0, stored.size, 5000)
+    assert np.array_equal(stored[places], whole[places])
+    assert np.array_equal(stored.window(123_457, 10_000), whole[123_457:133_457])
+    wide = stored.of(np.asarray(stored.block, np.float64))
+    assert np.array_equal(wide.window(55, 4000), whole[55:4055]), "numbers that are held as floats are the same"
+
+
+@pytest.mark.parametrize("dtype", ["half", "bfloat16", "float", "double"])
+def test_every_type_of_float_is_put_together(dtype: str) -> None:
+    held = getattr(dtypes, dtype)
+    (ast,) = kernels_of(empty(900, held.itemsize, dtype="uint8").bitcast(held).cast(dtypes.float) + 1)
+    (stored,) = make_inputs(ast_of(kernel_of(ast)), 1, recipe=WIDE_RECIPE).values()
+    bits = np.ascontiguousarray(stored).view(f"u{held.itemsize}")
+    values = np.abs(to_values(bits if dtype == "bfloat16" else bits.view(numpy_dtype(held.name)), held.name))
+    assert values.min() >= 2.0**-7 and 1 < values.max() < 2
+
+
+def test_half_a_byte_selects_what_is_there_whatever_the_byte() -> None:
+    codes, table = empty(600, dtype="uint8"), empty(16)
+    (ast,) = kernels_of(table[codes & 15] + table[codes >> 4])
+    normal = ast_of(kernel_of(ast))
+    (slot,) = (info.slot for info in buffers_of(normal) if info.dtype == "unsigned char")
+    assert exponents_of([normal]) == {slot: ()}
+    assert len(np.unique(make_inputs(normal, 0)[slot])) > 200
+    (ast,) = kernels_of(table[codes])
+    direct = ast_of(kernel_of(ast))
+    assert exponents_of([direct]) == {} and set(integer_bounds(direct).values()) == {16}
+
+
+def test_a_device_holds_packed_weights_as_they_were_drawn() -> None:
+    region = Region((kernel_of(packed(8000)),))
+    bench = Workbench(region, detect("CPU:X86", 1)[0])
+    bench.fill(2, RECIPE)
+    (slot,) = bench.inputs
+    assert bench.holds_input(slot)

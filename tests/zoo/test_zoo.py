@@ -10,7 +10,7 @@ import pytest
 
 from kcg.workloads.registry import WORKLOADS, spec_of
 
-FAMILIES = sorted(set(WORKLOADS) - {"flux"})
+FAMILIES = sorted(set(WORKLOADS) - {"flux", "llm"})
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -285,6 +285,10 @@ class Frame:
         """A block as this frame's blocks lie, where the program says so."""
         return f"tl.convert_layout({text}, {self.layout})" if self.layout else text
 
+    def laid_as(self, text: str) -> str:
+        """A block that lies as this frame's blocks do already, though by another name of that layout."""
+        return self.lines.name(self.laid(text)) if self.layout else text
+
     def home(self, node: UOp) -> Frame:
         """The outermost frame that knows all ranges of a value."""
         frame = self
@@ -305,8 +309,11 @@ class Frame:
 
     def elements(self, count: int, axis: int) -> str:
         """The expression of the vector 0, 1, ... of an axis."""
-        layout = f", gl.SliceLayout({1 - axis}, {self.layout})" if self.layout else ""
-        return f"tl.arange(0, {count}{layout})"
+        layout = self.layout
+        for other in reversed(range(self.rank)):
+            if layout and other != axis:
+                layout = f"gl.SliceLayout({other}, {layout})"
+        return f"tl.arange(0, {count}{layout and f', {layout}'})"
 
     def along(self, vector: str, axis: int) -> str:
         """A vector as a block that extends along one axis."""
@@ -687,11 +694,11 @@ class Frame:
                             left.pop(axis)
             frame = frame.outer
         for axis, step in left.items():
-            outermost = self.home(axis) if axis is not None else self._outermost()
+            outermost = self.home(axis) if axis is not None else self.outermost()
             add(outermost, outermost.value(axis) if axis is not None else _literal(1, type_), step)
         return [found[key] for key in sorted(found, key=lambda key: (key[0], len(key[1]), sorted(key[1])))]
 
-    def _outermost(self) -> Frame:
+    def outermost(self) -> Frame:
         frame = self
         while frame.outer is not None:
             frame = frame.outer

@@ -36,6 +36,7 @@ Axes = tuple[tuple[int, ...], ...]
 LEAST: dict[str, Any] = {
     "split": 1, "loads": POINTER, "persistent": 0, "tail": 1, "epilogue_parts": 1, "num_stages": 1,
     "warp_specialize": False, "group": 1, "read_early": False, "evict_first": (), "evict_last": (), "maxnreg": 0,
+    "unpacked": 0,
 }  # fmt: skip
 """What asks for least of a target: of a field that a form has nothing to choose of, its only value."""
 
@@ -46,6 +47,7 @@ ONLY = {
     "epilogue_parts": "only products have parts",
     "read_early": "programs finish a product's tiles themselves, or hold rows",
     "warp_specialize": "only a product's loop, where its loads are TMA",
+    "unpacked": "only products with packed operands",
 }
 """Who has a parameter, where it is not what asks for least."""
 
@@ -89,6 +91,7 @@ class Form(Generic[V, P]):
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values of fields, whatever the kernel
     style: ClassVar[Style] = PLAIN  # of its text
     in_gluon: ClassVar[bool] = False
+    by_layouts: ClassVar[bool] = False  # in Gluon for its layouts alone
 
     # how it is searched
     start_at: ClassVar[Start] = Start.PRIOR
@@ -232,7 +235,7 @@ class Form(Generic[V, P]):
         device = device_of(target)
         return {
             "form": self.name, "noun": self.noun, "has_stages": self.has_stages,
-            "in_gluon": self.in_gluon, "style": self.style, "axes": axes, "tile": p.tile,
+            "in_gluon": self.in_gluon, "by_layouts": self.by_layouts, "style": self.style, "axes": axes, "tile": p.tile,
             "loop": loop, "threads": device.threads(p.num_warps), "blocks": device.blocks(p.num_stages),
             "ptx": device.ptx, "split": p.split, "tail": p.tail, "group": p.group, "persistent": p.persistent,
             "loads_by": p.loads, "num_warps": p.num_warps, "num_stages": p.num_stages, "maxnreg": p.maxnreg,

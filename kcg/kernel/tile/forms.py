@@ -8,6 +8,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.flash_attention import FlashAttention
 from kcg.kernel.tile.form import Form
 from kcg.kernel.tile.gemm import Matmul
+from kcg.kernel.tile.packed import PackedProducts
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.pipelined import PipelinedMatmul
 from kcg.kernel.tile.plan import TilePlan
@@ -25,6 +26,7 @@ REGISTRY: Final[dict[str, Form[Any, Any]]] = {
         Matmul(),
         Reduction(),
         PrefixSums(),
+        PackedProducts(),
         RowReductions(),
         FlashAttention(),
         SpecializedAttention(),

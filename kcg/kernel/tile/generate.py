@@ -15,12 +15,12 @@ from kcg.kernel.tile.naming import readable
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.plan import TilePlan, describe, workspace_bytes
 from kcg.kernel.tile.program import WORKSPACE, Argument, TileLaunch, TileSource
+from kcg.kernel.tile.split import SUM_WARPS
 from kcg.kernel.tile.tiles import variable_name
 from kcg.kernel.tile.views import View
 from kcg.types import Region, Target
 
 ENTRY = "tile_kernel"
-SUM_WARPS = 4  # of the launch that adds partial sums
 
 
 def generate(region: Region, target: Target, parameters: TileParameters, *, interpreted: bool = False) -> TileSource:
@@ -55,7 +55,8 @@ def written(plan: TilePlan, *, interpreted: bool = False, named: bool = True) ->
         launches.append(TileLaunch(f"{ENTRY}_sum", arguments, sums, SUM_WARPS, 1))
         bodies.append(_function(f"{ENTRY}_sum", arguments, lines))
     text = _functions(writer, bodies)
-    text = in_gluon(text) if plan.in_gluon else f"import triton\nimport triton.language as tl\n{text}"
+    is_plain = not plan.in_gluon or (interpreted and plan.by_layouts)
+    text = in_gluon(text) if not is_plain else f"import triton\nimport triton.language as tl\n{text}"
     text = readable(text, plan.view.buffers) if named else text
     return TileSource(text, tuple(launches), workspace_bytes(plan), writer.rounds_to_tf32)
 

@@ -17,12 +17,13 @@ from kcg.kernel.tile.plan import fits
 from kcg.types import Target
 
 FIELDS = (
-    "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts", "num_stages",
-    "warp_specialize", "group", "read_early", "evict_first", "evict_last", "maxnreg", "fast_math", "precision",
+    "unpacked", "tile", "reduce_tile", "num_warps", "split", "loads", "persistent", "tail", "epilogue_parts",
+    "num_stages", "warp_specialize", "group", "read_early", "evict_first", "evict_last", "maxnreg", "fast_math",
+    "precision",
 )  # fmt: skip
 """In the order in which a search sets them, after form and axes: what decides most and what others depend on first."""
 
-SIZES = 4
+SIZES = 5
 """So many of them are sizes that all else is worked out from."""
 
 NVIDIAS: dict[str, Any] = {"evict_first": (), "evict_last": (), "maxnreg": 0, "fast_math": True, "precision": "ieee"}

@@ -14,7 +14,8 @@ ELEMENTWISE, REDUCTION, CONTRACTION, ROWS, FLASH_ATTENTION = "elementwise", "red
 SPECIALIZED = "specialized"
 PIPELINED = "pipelined"
 PREFIX = "prefix"
-FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED, PREFIX)
+PACKED = "packed"
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED, PREFIX, PACKED)
 """The forms, by their stored names: what each decides is in the file that writes its programs."""
 NARROWEST = 16  # columns of a product's sub-tile
 POINTER, TMA = "pointer", "tma"
@@ -25,7 +26,7 @@ PRECISIONS = ("ieee", "tf32x3", TF32)
 LISTS = {"evict_first", "evict_last"}
 """Fields that are lists of loads."""
 
-LATER = LISTS | {"read_early"}
+LATER = LISTS | {"read_early", "unpacked"}
 """Fields that bodies of before lack: at their defaults they are left out, so that equal schedules have equal bodies."""
 
 MOST_AXES, MOST_LOADS = 8, 64
@@ -68,6 +69,7 @@ class TileParameters:
     maxnreg: int = 0  # registers a thread; 0: the compiler's choice
     fast_math: bool = True  # tanh by the hardware's approximation
     precision: str = "ieee"  # of float32 operands, one of PRECISIONS
+    unpacked: int = 0  # of packed products: neighbouring bytes that a thread takes out of memory and apart at once
 
     def changed(self, **fields: Any) -> TileParameters:
         """With other values of some fields. A search makes a hundred thousand: `dataclasses.replace`, which looks at

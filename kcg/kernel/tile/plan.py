@@ -128,6 +128,7 @@ class TilePlan:
     form: str
     noun: str  # as the form is called
     in_gluon: bool
+    by_layouts: bool  # in Gluon for its layouts alone: without them its text is Triton's
     has_stages: bool  # its loop has stages, always
     style: Style = PLAIN
     view: View
@@ -276,7 +277,7 @@ def needs_stress(plan: TilePlan) -> bool:
     """Whether a program is of asynchronous copies by TMA, of specialised warps, or of several products: what is chosen
     of these has to run very often before it is believed (docs/tiles.md)."""
     several = len(plan.dots) > 1 or any(dot.precision == SEVERAL for dot in plan.dots)
-    return plan.loads_by == TMA or plan.warp_specialize or plan.in_gluon or several
+    return plan.loads_by == TMA or plan.warp_specialize or (plan.in_gluon and not plan.by_layouts) or several
 
 
 def describe(plan: TilePlan) -> str:

@@ -12,7 +12,7 @@ from kcg.kernel.tile.reduction import Part, accumulator, combine
 from kcg.kernel.tile.tiles import Axis, bind_axis, flat_place, open_frame, start_of
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SUM_TILE = 1024  # of the launch that adds partial sums
+SUM_TILE, SUM_WARPS = 1024, 4  # of the launch that adds partial sums
 
 
 def partials_of(kernel: TileKernel) -> int:
@@ -35,12 +35,14 @@ def store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
         frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
 
 
-def write_sums(kernel: TileKernel, parts: int, writer: Writer) -> tuple[Lines, int]:
-    """The second launch: adds so many parts in order, and computes what the kernel makes of the sums."""
+def write_sums(kernel: TileKernel, parts: int, writer: Writer, layout: str = "") -> tuple[Lines, int]:
+    """The second launch: adds so many parts in order, and computes what the kernel makes of the sums. Its blocks lie by
+    a layout, where the program says so."""
     count = math.prod(kernel.extents)
     size = min(SUM_TILE, 1 << max(0, count - 1).bit_length())
     axis = Axis(kernel.outputs, size)
     frame = open_frame(kernel, writer, (size,), words=("elements",))
+    frame.layout = layout
     number = frame.lines.name("tl.program_id(0)", "program")
     vector = bind_axis(frame, axis, 0, start_of(frame, number if axis.tiles > 1 else "0", axis))
     mask = f", mask={frame.masks[0]}, other=0" if frame.masks else ""

@@ -18,6 +18,7 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
+from kcg.kernel.reading.packed import Packed, packed_of
 from kcg.kernel.reading.prefix import Prefix, prefix_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import Reach, masks_scores, reach_of, visited_blocks
@@ -113,6 +114,24 @@ class PrefixView(View):
         if (prefix := prefix_of(kernel)) is None:
             raise UnsupportedTile("form", "its reduction is no prefix sum")
         return cls(replace(kernel, loads=prefix.loads), prefix)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedView(View):
+    """A sum whose terms stand several to a word of memory."""
+
+    packed: Packed
+
+    @classmethod
+    def _of(cls, kernel: TileKernel) -> Self:
+        if (packed := packed_of(kernel)) is None:
+            raise UnsupportedTile("form", "no sum of packed terms")
+        return cls(kernel, packed)
+
+    @property
+    def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
+        loads = tuple(load.node for load in self.kernel.loads if load.buffer.slot in self.packed.slots)
+        return (("w", loads),)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,406 @@
+"""Sums whose terms stand several to a word of memory: products with block-quantised weights.
+
+A block has a few scales and many small numbers, whose bits may stand apart, and neighbours share words. Which term is
+which part of a word is said by ranges that choose shifts, masks or operands. Written out for each of their values the
+choices are gone, terms that are of one word stand beside each other, and the scales that several terms share are
+factors of what these come to. All of it follows from addresses and operations: no format has a name here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from kcg.compat.tiny import AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
+from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic
+from kcg.kernel.reading.accesses import Access, access_of, buffers_of
+from kcg.kernel.reading.bits import Bits, Linear, Steps, Word, linear_of
+from kcg.kernel.reading.indices import decided, moved
+from kcg.kernel.reading.kernel import TileKernel
+
+MOST_TERMS = 64  # that are written out
+WORD_BYTES = 4  # of a word at most
+WIDTHS = (16, 8, 4, 2, 1)  # neighbouring bytes that a thread may take at once
+SHARED = 2  # terms of which a factor is taken out of the sum
+FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.weakfloat)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product: what it has of the words, times the rest."""
+
+    factor: float
+    inner: tuple[UOp, ...]  # made of words
+    others: tuple[UOp, ...]  # made of no word
+
+
+@dataclass(frozen=True)
+class Group:
+    """Terms whose sum is multiplied by what they share."""
+
+    scales: tuple[UOp, ...]
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The sum of a kernel, before it is said how many bytes a thread takes at once."""
+
+    reduce: UOp
+    body: UOp  # a term, over the ranges below
+    chosen: tuple[UOp, ...]  # ranges that are written out, whatever a thread takes
+    bytes: UOp | None  # the range along which bytes lie side by side
+    ranges: tuple[UOp, ...]  # all that is summed over
+    slots: frozenset[int]  # the buffers that hold words
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """So many neighbouring bytes a thread may take at once."""
+        if self.bytes is None:
+            return (1,)
+        size, terms = extent(self.bytes), math.prod(map(extent, self.chosen))
+        return tuple(n for n in WIDTHS if size % n == 0 and n * terms <= MOST_TERMS)
+
+    @cached_property
+    def _unpacked(self) -> dict[int, Unpacked]:
+        return {}
+
+    def unpacked(self, width: int) -> Unpacked:
+        """As threads go through it that take so many neighbouring bytes at once."""
+        if width not in self._unpacked:
+            body, ranges, chosen = self.body, self.ranges, self.chosen
+            if self.bytes is not None and width == extent(self.bytes):
+                chosen = (*chosen, self.bytes)
+            elif self.bytes is not None and width > 1:
+                place = ranges.index(self.bytes)
+                body, ranges = _split(body, ranges, self.bytes, width)
+                chosen = (*chosen, ranges[place + 1])
+            rest = tuple(axis for axis in ranges if axis not in chosen)
+            self._unpacked[width] = Unpacked(body, chosen, rest, self.slots)
+        return self._unpacked[width]
+
+
+@dataclass(frozen=True, eq=False)
+class Unpacked:
+    """A sum as what a thread makes of some neighbouring words, for each place of the ranges that are left."""
+
+    body: UOp
+    chosen: tuple[UOp, ...]  # ranges that are written out
+    ranges: tuple[UOp, ...]  # those that threads go through, the last one fastest
+    slots: frozenset[int]
+
+    @property
+    def written(self) -> int:
+        """Terms that are written out."""
+        return math.prod(map(extent, self.chosen))
+
+    @cached_property
+    def terms(self) -> tuple[UOp, ...]:
+        """What is summed, for each value of the chosen ranges."""
+        found = []
+        for values in itertools.product(*(range(extent(axis)) for axis in self.chosen)):
+            at = {axis: axis.const_like(value) for axis, value in zip(self.chosen, values, strict=True)}
+            found.append(with_shifts(decided(moved(self.body, at))).simplify())
+        return tuple(found)
+
+    @cached_property
+    def loads(self) -> dict[UOp, Access]:
+        """All loads of these terms, by their nodes."""
+        whole = UOp.sink(*self.terms)
+        buffers = buffers_of(whole)
+        return {node: access_of(node, buffers) for node in whole.toposort() if node.op is Ops.INDEX}
+
+    @cached_property
+    def bits(self) -> dict[UOp, Bits]:
+        """Of each load of words the bits."""
+        return _bits_of_loads(self.loads, self.slots)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The sum of all terms, with what several of them share taken out. Sums are taken apart where nothing shares
+        them and a part is made of words."""
+        whole = [self._product(term) for term in self.terms]
+        shared = self._shared(factors for _, factors in whole)
+        products = [
+            (factor * times, (*kept, *more))
+            for factor, factors in whole
+            for kept in [tuple(f for f in factors if f in shared or not self._is_sum(f))]
+            for times, more in self._apart([f for f in factors if f not in kept])
+        ]
+        shared = self._shared(factors for _, factors in products)
+        grouped: dict[tuple[UOp, ...], list[Term]] = {}
+        for factor, factors in products:
+            scales = tuple(sorted((f for f in factors if f in shared), key=_order))
+            inner = tuple(f for f in factors if f not in shared and self._is_of_rows(f))
+            others = tuple(f for f in factors if not self._is_of_rows(f))
+            grouped.setdefault(scales, []).append(Term(factor, inner, others))
+        return tuple(Group(scales, tuple(_together(terms))) for scales, terms in grouped.items())
+
+    def _shared(self, products: Iterable[tuple[UOp, ...]]) -> set[UOp]:
+        """The factors of several terms that are of a row of words: what is of no row is the same for all rows."""
+        counts = Counter(factor for factors in products for factor in set(factors))
+        return {factor for factor, count in counts.items() if count >= SHARED and self._is_of_rows(factor)}
+
+    @cached_property
+    def _rows(self) -> frozenset[UOp]:
+        """What numbers rows of words."""
+        ranges = {axis for node in self.bits for axis in node.ranges}
+        return frozenset(ranges - set(self.ranges))
+
+    def _is_of_rows(self, node: UOp) -> bool:
+        return not self._rows.isdisjoint(node.ranges)
+
+    def linear(self, node: UOp) -> Linear | None:
+        """An integer as fields of words; None where it is more than that."""
+        return linear_of(node, self.bits, self._known)
+
+    @cached_property
+    def _known(self) -> dict[UOp, Bits | None]:
+        return {}
+
+    def _is_packed(self, node: UOp) -> bool:
+        return any(n in self.bits for n in node.toposort())
+
+    def _is_sum(self, node: UOp) -> bool:
+        """Whether a value is a sum of which a part is made of words."""
+        return node.op is Ops.ADD and node.dtype in FLOATS and self._is_packed(node)
+
+    def _product(self, node: UOp) -> tuple[float, tuple[UOp, ...]]:
+        """A value as a product: rounding to 16 bits in between is left out."""
+        if node.op is Ops.CAST and node.dtype in FLOATS and node.src[0].dtype in FLOATS:
+            return self._product(node.src[0])
+        if node.op is Ops.CONST and not is_invalid(node):
+            return float(node.arg), ()
+        if node.dtype in FLOATS and node.op is Ops.NEG:
+            factor, factors = self._product(node.src[0])
+            return -factor, factors
+        if node.dtype in FLOATS and node.op is Ops.MUL and self._is_packed(node):
+            (x, one), (y, other) = map(self._product, node.src)
+            return x * y, (*one, *other)
+        return 1.0, (node,)
+
+    def _apart(self, sums: list[UOp]) -> list[tuple[float, tuple[UOp, ...]]]:
+        """A product of sums as a sum of products."""
+        found: list[tuple[float, tuple[UOp, ...]]] = [(1.0, ())]
+        for one in sums:
+            parts = [self._product(source) for source in one.src]
+            parts = [
+                (factor * times, (*[f for f in factors if not self._is_sum(f)], *more))
+                for factor, factors in parts
+                for times, more in self._apart([f for f in factors if self._is_sum(f)])
+            ]
+            found = [(x * y, (*a, *b)) for x, a in found for y, b in parts]
+        return found
+
+
+def packed_of(kernel: TileKernel) -> Packed | None:
+    """The sum of packed terms that is a kernel's only reduction; None where it has none."""
+    if Packed not in kernel.views:
+        kernel.views[Packed] = _packed_of(kernel)
+    found: Packed | None = kernel.views[Packed]
+    return found
+
+
+def _packed_of(kernel: TileKernel) -> Packed | None:
+    if len(kernel.reductions) != 1 or len(kernel.stored) != 1 or kernel.grouped or kernel.attention or kernel.rows:
+        return None
+    (reduce,) = kernel.reductions
+    if reduce.arg[0] is not Ops.ADD or reduce.dtype not in FLOATS or any(map(is_symbolic, reduce.src[1:])):
+        return None
+    slots = _slots_of_words(kernel, reduce)
+    if not slots:
+        return None
+    body, ranges = _with_digits(reduce.src[0], tuple(reduce.src[1:]))
+    chosen = [axis for axis in _choosing(body) if axis in ranges]
+    beside = _beside(body, tuple(axis for axis in ranges if axis not in chosen), slots)
+    chosen.sort(key=ranges.index)
+    while math.prod(map(extent, chosen)) > MOST_TERMS // 2:  # those of the largest steps are left to threads
+        chosen.pop(0)
+    if not chosen and (beside is None or extent(beside) < 2):
+        return None
+    return Packed(reduce, body, tuple(chosen), beside, ranges, slots)
+
+
+def _slots_of_words(kernel: TileKernel, reduce: UOp) -> frozenset[int]:
+    """The buffers of integers that a sum's terms are read from, each byte of which is of few outputs."""
+    inside = reduce.backward_slice_with_self
+    found = [load for load in kernel.loads if load.node in inside and load.buffer.dtype in (dtypes.uint8, dtypes.int8)]
+    return frozenset(
+        load.buffer.slot
+        for load in found
+        if load.steps is not None and not load.gates and set(load.node.ranges) & set(reduce.src[1:])
+        and set(load.node.ranges) & set(kernel.outputs)
+    )  # fmt: skip
+
+
+# ---- ranges
+
+
+def _with_digits(body: UOp, ranges: tuple[UOp, ...]) -> tuple[UOp, tuple[UOp, ...]]:
+    """A term over more ranges: one that is divided by a constant is two, the quotient and the rest."""
+    while (found := _divided(body, ranges)) is not None:
+        axis, size = found
+        body, ranges = _split(body, ranges, axis, size)
+    return body, ranges
+
+
+def _divided(body: UOp, ranges: tuple[UOp, ...]) -> tuple[UOp, int] | None:
+    for node in body.toposort():
+        if node.op in (Ops.FLOORDIV, Ops.FLOORMOD, Ops.CDIV, Ops.CMOD) and node.src[0] in ranges:
+            axis, by = node.src
+            if by.op is Ops.CONST and 1 < int(by.arg) < extent(axis) and extent(axis) % int(by.arg) == 0:
+                return axis, int(by.arg)
+    return None
+
+
+def _split(body: UOp, ranges: tuple[UOp, ...], axis: UOp, size: int) -> tuple[UOp, tuple[UOp, ...]]:
+    """A term over two ranges in one's place: its number is that of the first times `size`, and the second's."""
+    used = max((n.arg[0] for n in body.toposort() if n.op is Ops.RANGE), default=0)
+    outer = UOp.range(extent(axis) // size, used + 1, AxisType.REDUCE)
+    inner = UOp.range(size, used + 2, AxisType.REDUCE)
+    place = ranges.index(axis)
+    body = moved(body, {axis: outer * size + inner}).simplify()
+    return body, (*ranges[:place], outer, inner, *ranges[place + 1 :])
+
+
+def _choosing(body: UOp) -> tuple[UOp, ...]:
+    """The ranges that a value depends on otherwise than by sums in addresses: by conditions, shifts, or as numbers."""
+    found: dict[UOp, None] = {}
+    waiting, seen = [body], set[UOp]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op is Ops.RANGE:
+            found[node] = None
+        elif node.op is Ops.INDEX:
+            for place in node.src[1:]:
+                waiting.extend(() if affine(place) is not None else _of_place(place))
+        else:
+            waiting.extend(node.src)
+    return tuple(found)
+
+
+def _of_place(place: UOp) -> Iterable[UOp]:
+    """The parts of a place in memory that is no sum of steps."""
+    if place.op is Ops.ADD:
+        return [part for source in place.src for part in _of_place(source)]
+    return [place]
+
+
+def _beside(body: UOp, ranges: tuple[UOp, ...], slots: frozenset[int]) -> UOp | None:
+    """The range along which bytes of words lie side by side, the longest one."""
+    steps = _steps(body, slots)
+    found = [axis for axis in ranges if any(one.get(axis) == 1 for one in steps)]
+    return max(found, key=extent, default=None)
+
+
+def _steps(body: UOp, slots: frozenset[int]) -> list[Affine]:
+    """The steps of the loads of words."""
+    buffers = buffers_of(UOp.sink(body))
+    loads = [access_of(node, buffers) for node in body.toposort() if node.op is Ops.INDEX]
+    return [load.steps for load in loads if load.buffer.slot in slots and load.steps is not None]
+
+
+# ---- bits
+
+
+def _bits_of_loads(loads: Mapping[UOp, Access], slots: frozenset[int]) -> dict[UOp, Bits]:
+    """The bits of each load of words: those of one address but for its constant share words."""
+    together: dict[tuple[int, int, Steps], dict[UOp, int]] = {}
+    for node, load in loads.items():
+        steps = load.steps
+        if load.buffer.slot in slots and steps is not None and not load.gates:
+            own = sorted(((axis, step) for axis, step in steps.items() if axis is not None and step), key=_by_range)
+            key = load.buffer.slot, load.buffer.size, tuple(own)
+            together.setdefault(key, {})[node] = steps.get(None, 0)
+    found: dict[UOp, Bits] = {}
+    for (slot, size, along), places in together.items():
+        for node, (word, first) in _words(slot, size, along, places).items():
+            found[node] = tuple((word, first + place) for place in range(8))
+    return found
+
+
+def _words(slot: int, nbytes: int, steps: Steps, places: Mapping[UOp, int]) -> dict[UOp, tuple[Word, int]]:
+    """Of each byte at a constant from an address the word that it comes with, and from which bit on. The buffer has so
+    many bytes: no word is of others too."""
+    whole = math.gcd(WORD_BYTES, nbytes)
+    size = math.gcd(whole, *(step for _, step in steps))
+    if size < whole == WORD_BYTES and all(step > 0 for _, step in steps) and min(places.values()) >= 0:
+        small = tuple((axis, step) for axis, step in steps if step % WORD_BYTES)
+        reach = sum((extent(axis) - 1) * step for axis, step in small)
+        if all(at % WORD_BYTES + reach < WORD_BYTES for at in places.values()):
+            # what a range chooses is in one word with what it does not
+            large = tuple((axis, step // WORD_BYTES) for axis, step in steps if step % WORD_BYTES == 0)
+            moved = tuple((axis, 8 * step) for axis, step in small)
+            return {
+                node: (Word(slot, large, WORD_BYTES, at // WORD_BYTES, moved), 8 * (at % WORD_BYTES))
+                for node, at in places.items()
+            }
+        first, last = min(places.values()), max(places.values())
+        if len({at // size for at in places.values()}) > raw_words(last + 1 - first, size):
+            return {
+                node: (Word(slot, steps, WORD_BYTES, (at - first) // WORD_BYTES, (), first), 8 * ((at - first) % 4))
+                for node, at in places.items()
+            }
+    own = tuple((axis, step // size) for axis, step in steps)
+    return {node: (Word(slot, own, size, at // size), 8 * (at % size)) for node, at in places.items()}
+
+
+def raw_words(nbytes: int, aligned: int) -> int:
+    """In how many words of memory so many bytes are, which begin at a multiple of `aligned`."""
+    return (WORD_BYTES - aligned + nbytes - 1) // WORD_BYTES + 1
+
+
+def _by_range(step: tuple[UOp, int]) -> bytes:
+    return bytes(step[0].key)
+
+
+# ---- terms
+
+
+def _order(node: UOp) -> bytes:
+    return bytes(node.key)
+
+
+def _together(terms: Iterable[Term]) -> Iterable[Term]:
+    """Terms of a sum, equal ones as one."""
+    found: dict[tuple[tuple[UOp, ...], tuple[UOp, ...]], float] = {}
+    for term in terms:
+        key = tuple(sorted(term.inner, key=_order)), tuple(sorted(term.others, key=_order))
+        found[key] = found.get(key, 0.0) + term.factor
+    return [Term(factor, inner, others) for (inner, others), factor in found.items() if factor]
+
+
+# ---- divisions by a power of two that a range chooses
+
+
+def with_shifts(value: UOp) -> UOp:
+    """A value whose divisions by one of some powers of two, by the number that a range has, are shifts."""
+    return graph_rewrite(value, _SHIFTS, walk=True)
+
+
+def _as_shift(x: UOp, choice: UOp) -> UOp | None:
+    amount = _power(choice)
+    if amount is None or not dtypes.is_unsigned(x.dtype):
+        return None
+    return x >> amount.cast(x.dtype)
+
+
+def _power(choice: UOp) -> UOp | None:
+    """The exponents of a choice among powers of two; None where it has another value."""
+    if choice.op is Ops.CONST and not is_invalid(choice):
+        value = int(choice.arg)
+        return choice.const_like(value.bit_length() - 1) if value > 0 and value & (value - 1) == 0 else None
+    if choice.op is not Ops.WHERE:
+        return None
+    one, other = map(_power, choice.src[1:])
+    return None if one is None or other is None else choice.replace(src=(choice.src[0], one, other))
+
+
+_SHIFTS = PatternMatcher([(UPat(Ops.CDIV, src=(UPat.var("x"), UPat(Ops.WHERE, name="choice"))), _as_shift)])

@@ -1,0 +1,805 @@
+"""Products with packed weights, of few vectors: every thread takes some words of a row and unpacks them in registers.
+
+`kcg.kernel.reading.packed` says which bits of which words a term is made of. What a thread takes is written out: words
+are loaded once and as wide as they are aligned, each number is taken out of its word by a mask and becomes a float
+exactly, by the bits of a large float (2^23 plus the number), and the scales that numbers share multiply what they come
+to. Sums are of float32. A program has some rows, whose threads all hold the same part of the vectors, and goes through
+them in a loop; what its threads come to is added at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kcg.compat.tiny import Ops, UOp, dtypes
+from kcg.kernel.ast import affine, extent, is_invalid
+from kcg.kernel.reading.accesses import Access
+from kcg.kernel.reading.bits import Field, Linear, Steps, Word
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.packed import WORD_BYTES, Packed, Term, Unpacked, packed_of, raw_words
+from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.device import Device, Figures, device_of
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.epilogue import store_tile
+from kcg.kernel.tile.estimates import bytes_of, either, waves_of
+from kcg.kernel.tile.eviction import streamed
+from kcg.kernel.tile.form import Axes, Form, powers, warps_of
+from kcg.kernel.tile.parameters import PACKED, TileParameters
+from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, TilePlan, Times
+from kcg.kernel.tile.reduction import Part, may_split
+from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
+from kcg.kernel.tile.tiles import (
+    Axis,
+    Tiled,
+    axes_of,
+    bind_axis,
+    bind_tile,
+    count_of,
+    open_frame,
+    power_of_two,
+    split_number,
+)
+from kcg.kernel.tile.views import PackedView
+from kcg.types import Target
+
+MOST_VECTORS = 16  # that a word is unpacked for
+MOST_ROWS = 16  # of a program
+MOST_HELD = 64  # sums of a thread
+LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
+FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, and programs of a multiprocessor
+VECTOR_BYTES = 16  # that a thread loads at once
+EXACT_BITS = 23  # of a float's fraction
+ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
+MAGIC = 0x4B000000  # its bits
+LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
+OPERATIONS = 5  # of a number that is unpacked and multiplied
+
+
+class PackedProducts(Form[PackedView, "PackedPlan"]):
+    """Rows of packed weights with few vectors."""
+
+    name = PACKED
+    noun = "packed product"
+    in_gluon = True
+    by_layouts = True
+    fields = frozenset({"unpacked"})
+    sees = PackedView
+
+    def has(self, kernel: TileKernel, target: Target) -> bool:
+        found = packed_of(kernel)
+        return found is not None and bool(rows_of(kernel, found)) and vectors_of(kernel, found) <= MOST_VECTORS
+
+    def preference(self, view: PackedView, target: Target) -> int:
+        return 3
+
+    def axes(self, view: PackedView) -> tuple[Axes, ...]:
+        rows = rows_of(view.kernel, view.packed)
+        others = tuple(n for n in range(len(view.kernel.outputs)) if n not in rows)
+        return ((rows, others),) if others else ((rows,),)
+
+    def start(self, view: PackedView, target: Target, axes: Axes) -> TileParameters:
+        vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in axes[1:])
+        rows = power_of_two(count_of(view.kernel, axes[0]))
+        most = max(1, FIRST_ROWS // math.prod(vectors))
+        while rows > 1 and (rows > most or count_of(view.kernel, axes[0]) < rows * target.cores * FIRST_PROGRAMS):
+            rows //= 2
+        return TileParameters(
+            PACKED, axes, (rows, *vectors), reduce_tile=device_of(target).warp, num_warps=1, num_stages=1,
+            unpacked=view.packed.widths[0],
+        )  # fmt: skip
+
+    def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
+        match field:
+            case "unpacked":
+                return view.packed.widths
+            case "split":
+                return SPLITS if may_split(view.kernel) else (1,)
+            case "num_stages":
+                return (1,)
+            case "evict_first":
+                return streamed(view.kernel, target, p, always=True)
+        return super().values(view, target, p, field)
+
+    def tiles(self, view: PackedView, p: TileParameters) -> Iterable[tuple[int, ...]]:
+        vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in p.axes[1:])
+        return [(rows, *vectors) for rows in powers(1, MOST_ROWS, count_of(view.kernel, p.axes[0]))]
+
+    def steps(self, view: PackedView) -> tuple[int, ...]:
+        places = math.prod(map(extent, view.packed.unpacked(view.packed.widths[-1]).ranges))
+        return tuple(powers(LEAST_STEP, MOST_STEP, places))
+
+    def warps(self, device: Device) -> tuple[int, ...]:
+        return warps_of(device, (1, 2, 4, 8))
+
+    def may_split(self, view: PackedView) -> bool:
+        return may_split(view.kernel)
+
+    def check(self, view: PackedView, p: TileParameters) -> None:
+        if p.unpacked not in view.packed.widths:
+            raise UnsupportedTile("unpacked", f"one of {view.packed.widths}")
+        if p.axes != self.axes(view)[0]:
+            raise UnsupportedTile("axes", "rows of words, and vectors")
+
+    def planned(self, view: PackedView, target: Target, p: TileParameters) -> PackedPlan:
+        tiled = Tiled(view.kernel, axes_of(view.kernel, p))
+        unpacked = view.packed.unpacked(p.unpacked)
+        loop = Loop("parts of a row", math.prod(map(extent, unpacked.ranges)), p.reduce_tile, p.split)
+        tiles = p.split * tiled.tiles
+        return PackedPlan.of(
+            self.decided(target, p, tiled.axes, loop),
+            view=view, programs=tiles, tiles=tiles, tiled=tiled, unpacked=unpacked,
+            partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
+        )  # fmt: skip
+
+    def write(self, plan: PackedPlan, writer: Writer) -> Lines:
+        names = ("rows", "vectors")[: len(plan.tile)]
+        root = open_frame(plan.view.kernel, writer, (*plan.tile, plan.step), words=(*names, "places"))
+        if not writer.interpreted:
+            root.layout = LAYOUT
+            writer.helpers[LAYOUT] = f"{LAYOUT} = gl.constexpr({_layout(plan, frozenset(range(len(plan.tile))))})\n"
+        number = root.lines.name("tl.program_id(0)", "program")
+        part, *digits = split_number(root, number, [plan.split, *plan.tiled.places, *plan.tiled.counts])
+        bind_tile(root, plan.tiled, digits)
+        own = Part(part, plan.split)
+        root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own)
+        if plan.split > 1:
+            store_partials(root, plan.view.kernel, own)
+        else:
+            for stored in plan.view.kernel.stored:
+                store_tile(root, stored)
+        return root.lines
+
+    def write_second(self, plan: PackedPlan, writer: Writer) -> tuple[Lines, int]:
+        if writer.interpreted:
+            return write_sums(plan.view.kernel, plan.split, writer)
+        warp = plan.threads // plan.num_warps
+        writer.helpers[SUM_LAYOUT] = (
+            f"{SUM_LAYOUT} = gl.constexpr(gl.BlockedLayout([1], [{warp}], [{SUM_WARPS}], [0]))\n"
+        )
+        return write_sums(plan.view.kernel, plan.split, writer, SUM_LAYOUT)
+
+
+def rows_of(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
+    """The output ranges that number rows of words."""
+    words = {axis for load in kernel.loads if load.buffer.slot in packed.slots for axis in load.node.ranges}
+    return tuple(number for number, axis in enumerate(kernel.outputs) if axis in words)
+
+
+def vectors_of(kernel: TileKernel, packed: Packed) -> int:
+    """How many vectors each row is multiplied with."""
+    rows = rows_of(kernel, packed)
+    return math.prod(size for number, size in enumerate(kernel.extents) if number not in rows)
+
+
+# ---- the plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedPlan(TilePlan):
+    """Tiles of rows and vectors; threads go through a row together."""
+
+    view: PackedView
+    tiled: Tiled
+    unpacked: Unpacked
+
+    @property
+    def held(self) -> int:
+        """Sums of a thread."""
+        return self.area * max(1, self.step // self.threads)
+
+    def needs(self, device: Device) -> Iterator[Need]:
+        steps = self.loop.steps
+        if self.split > 1:
+            yield Need("steps of each part", self.split, steps // 2)
+            yield Need("partial sums", self.partials, MOST_PARTIALS)
+        yield Need("threads with a part of a row each", self.threads, self.step)
+        yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
+        yield Need("sums of a thread", self.held, MOST_HELD)
+
+    def registers(self, device: Device) -> Registers:
+        held = self.held + self.unpacked.written
+        return Registers(held, 2 * held, device.threads_at_once)
+
+    def times(self, target: Target, figures: Figures) -> Times:
+        """A stream of bytes, beside what is computed of each number."""
+        kernel = self.view.kernel
+        nbytes = sum(map(bytes_of, (*kernel.loads, kernel.store)))
+        terms = math.prod(kernel.extents) * self.loop.extent * self.unpacked.written
+        busy = min(self.programs, target.cores)
+        resident = device_of(target).resident(
+            threads=self.threads, registers=32 + self.registers(device_of(target)).held
+        )
+        waves = waves_of(self.programs / (target.cores * resident))
+        at_once = min(resident, max(1.0, self.programs / target.cores))
+        flying = at_once * self.threads * self.tile[0] * max(1, self.unpacked.written // 2)
+        stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
+        chain_s = waves * (figures.opening_s / 2 + self.loop.steps / self.split * figures.flight_s / at_once)
+        return Times((stream_s, OPERATIONS * terms / (figures.plain_ops * busy)), after_s=chain_s)
+
+
+def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
+    """Where blocks along some axes lie: a thread has all rows and vectors of some places; of what it loads at once also
+    so many neighbours."""
+    last = len(plan.tile)
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(plan.tile)]
+    ones, more = [1] * last, [neighbours] if neighbours else []
+    warp = [plan.threads // plan.num_warps, *([1] if neighbours else [])]
+    warps = [plan.num_warps, *([1] if neighbours else [])]
+    order = list(reversed(range(last + 1 + len(more))))
+    return f"gl.BlockedLayout({[*sizes, 1, *more]}, {[*ones, *warp]}, {[*ones, *warps]}, {order})"
+
+
+# ---- the sum
+
+
+def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
+    """Binds a kernel's sum: a loop over parts of a row, if there is more than one step."""
+    axis, number = Axis(plan.unpacked.ranges, plan.step), len(plan.tile)
+    if plan.loop.steps == 1:
+        inside = frame.inner(frame.lines)
+        bind_axis(inside, axis, number, "0")
+        _bind_total(node, frame, number, _Sum(plan, inside).write())
+        return
+    body = Lines(frame.writer, frame.lines)
+    inside = frame.inner(body)
+    counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
+    bind_axis(inside, axis, number, counter)
+    made = _Sum(plan, inside).write()
+    layout = f", {frame.layout}" if frame.layout else ""
+    every = frozenset(range(frame.rank))
+    frame.lines.add(f"{acc} = tl.zeros({frame.shape(every)}, tl.float32{layout})")
+    body.add(f"{acc} = {acc} + {made.text}")
+    steps = -(-plan.loop.steps // part.count)
+    begin, end = "0", str(plan.loop.extent)
+    if part.count > 1:
+        begin = frame.lines.name(f"{part.number} * {steps * plan.step}", "start")
+        end = frame.lines.name(f"{begin} + {steps * plan.step}", "end")
+    about = f"{plan.unpacked.written} terms of each of {plan.step} parts of a row at a time"
+    frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
+    _bind_total(node, frame, number, Block(acc, "float32", every))
+
+
+def _bind_total(node: UOp, frame: Frame, number: int, made: Block) -> None:
+    """Binds a sum to what its threads' parts come to."""
+    if number not in made.axes:
+        raise UnsupportedTile("form", "a sum of what no thread has a part of")
+    text = frame.lines.name(f"tl.sum({made.text}, {number}, keep_dims=True)", "total")
+    block = Block(text, "float32", made.axes - {number})
+    frame.bound[node] = frame.values[node] = frame.cast(block, compute_type(node))
+
+
+_Raw = tuple[int, Steps, int, int | None, int]
+"""A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
+
+
+class _Sum:
+    """What a thread makes of the words of one step, written into a frame."""
+
+    def __init__(self, plan: PackedPlan, frame: Frame) -> None:
+        self.plan, self.unpacked, self.frame = plan, plan.unpacked, frame
+        self.root = frame.outermost()
+        self.number = len(plan.tile)
+        self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
+        self.aligned: dict[tuple[int, Steps, int], set[int]] = {}
+        self.anywhere: dict[tuple[int, Steps, int], int] = {}
+        for word, nbytes in self._all_words().items():
+            if word.anywhere is None:
+                self.aligned.setdefault((word.slot, word.steps, word.nbytes), set()).add(word.number)
+            else:
+                key, end = (word.slot, word.steps, word.anywhere), WORD_BYTES * word.number + nbytes
+                self.anywhere[key] = max(end, self.anywhere.get(key, 0))
+        self.words: dict[Word, Block] = {}
+        self.wide: dict[Word, str] = {}
+        self.known: dict[UOp, Block] = {}
+
+    def write(self) -> Block:
+        """The sum of all terms."""
+        self._load_words()
+        self._load_others()
+        total: Block | None = None
+        for group in self.unpacked.groups:
+            inner = self._of_terms(group.terms)
+            for scale in group.scales:
+                inner = self._times(inner, self._float(scale))
+            total = inner if total is None else self._plus(total, inner)
+        assert total is not None
+        return total
+
+    # ---- loads
+
+    def _fetched(self) -> dict[_Raw, Block]:
+        """Loads all words: those of one address but for a constant as wide as they are aligned."""
+        found: dict[_Raw, Block] = {}
+        for (slot, steps, nbytes), numbers in self.aligned.items():
+            pointer, axes = self._moved(self._words_of(slot, nbytes), dict(steps), slot)
+            most = math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
+            mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
+            for number, text in self._neighbours(pointer, axes, mask, numbers, most, slot, "word"):
+                found[slot, steps, nbytes, None, number] = Block(text, f"uint{8 * nbytes}", axes)
+        for (slot, steps, first), nbytes in self.anywhere.items():
+            for number, block in enumerate(self._fetch_anywhere(slot, steps, first, nbytes)):
+                found[slot, steps, WORD_BYTES, first, number] = block
+        return found
+
+    def _load_words(self) -> None:
+        """Makes the words of what is loaded."""
+        raw = self._fetched()
+        for word in self._all_words():
+            if word.anywhere is None:
+                block = raw[word.slot, word.steps, word.nbytes, None, word.number]
+                self.words[word] = self._down(block, word.moved)
+                continue
+            key = word.slot, word.steps, word.nbytes, word.anywhere
+            low = raw[(*key, word.number)]
+            high = raw.get((*key, word.number + 1), low)
+            amount = self._bits_before(word.steps, word.anywhere)
+            self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
+            text = f"_from_byte({low.text}, {high.text}, {amount.text})"
+            self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
+
+    def _all_words(self) -> dict[Word, int]:
+        """The words, and how many of their bytes are used."""
+        found: dict[Word, int] = {}
+        for bits in self.unpacked.bits.values():
+            for bit in bits:
+                if not isinstance(bit, int):
+                    found[bit[0]] = max(found.get(bit[0], 0), bit[1] // 8 + 1)
+        return found
+
+    def _words_of(self, slot: int, nbytes: int) -> str:
+        """The pointer of a buffer's words."""
+        pointer, type_ = self.frame.buffer(slot), f"uint{8 * nbytes}"
+        if type_ == TYPES[self._buffer(slot).dtype]:
+            return pointer
+        return self.root.lines.name(f"{pointer}.to(tl.pointer_type(tl.{type_}))", f"p{slot}_words")
+
+    def _down(self, block: Block, moved: Steps) -> Block:
+        """A word moved down by what ranges say."""
+        if not moved:
+            return block
+        amount = self._sum_of(moved)
+        return self.frame.new(f"{block.text} >> {amount.text}", block.type, block.axes | amount.axes)
+
+    def _sum_of(self, steps: Steps) -> Block:
+        """A sum of ranges times constants."""
+        total: Block | None = None
+        for axis, step in steps:
+            one = self.frame.value(axis)
+            one = one if step == 1 else self.frame.new(f"{one.text} * {step}", "int32", one.axes)
+            total = (
+                one if total is None else self.frame.new(f"{total.text} + {one.text}", "int32", total.axes | one.axes)
+            )
+        assert total is not None
+        return total
+
+    def _fetch_anywhere(self, slot: int, steps: Steps, first: int, nbytes: int) -> Iterator[Block]:
+        """The aligned words around so many bytes that begin anywhere."""
+        count = raw_words(nbytes, math.gcd(WORD_BYTES, *(step for _, step in steps)))
+        whole = {axis: step // WORD_BYTES for axis, step in steps if step // WORD_BYTES}
+        pointer, axes = self._moved(self._words_of(slot, WORD_BYTES), whole, slot)
+        begin, amount = self._begin(steps, first), self._bits_before(steps, first)
+        place = self.frame.new(f"{begin.text} // {WORD_BYTES}", "int32", begin.axes)
+        axes |= begin.axes
+        pointer = self.frame.new(f"{pointer} + {place.text}", "pointer", axes).text
+        mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
+        own = f", mask={self.frame.all_of(mask)}, other=0" if mask else ""
+        for number in range(count):
+            at = f"{pointer} + {number}" if number else pointer
+            if nbytes <= WORD_BYTES * number:  # of what begins early nothing is in it, and it may be of no buffer
+                bits = 8 * (WORD_BYTES * number - nbytes)
+                reached = self.frame.new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
+                own = f", mask={self.frame.all_of([*mask, reached.text])}, other=0"
+            yield self.frame.new(f"tl.load({at}{own}{self._policy(slot)})", "uint32", axes, f"p{slot}_word")
+
+    def _begin(self, steps: Steps, first: int) -> Block:
+        """At which byte of an aligned word, or of those after it, words begin."""
+        begin = self._sum_of(tuple((axis, step % WORD_BYTES) for axis, step in steps if step % WORD_BYTES))
+        return self.frame.new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
+
+    def _bits_before(self, steps: Steps, first: int) -> Block:
+        """How many bits of the first aligned word stand before them."""
+        begin = self._begin(steps, first)
+        return self.frame.new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
+
+    def _policy(self, slot: int) -> str:
+        return f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
+
+    def _load_others(self) -> None:
+        """All that is read and is no word; neighbours together."""
+        groups: dict[tuple[int, UOp], list[tuple[int, UOp, Access]]] = {}
+        for node, load in self.unpacked.loads.items():
+            if node in self.unpacked.bits:
+                continue
+            constant, rest = _without_constant(load.address)
+            if load.gates:
+                raise UnsupportedTile("packed", "a load under a condition")
+            groups.setdefault((load.buffer.slot, rest), []).append((constant, node, load))
+        for (slot, rest), members in groups.items():
+            (_, _, load), *_ = members
+            pointer, axes = self._at(slot, rest)
+            itemsize = int(load.buffer.dtype.itemsize)
+            most = math.gcd(
+                min(4, VECTOR_BYTES // itemsize), int(rest.const_factor()) if rest.op is not Ops.CONST else 4
+            )
+            mask = self.frame.mask_of(axes, rest.ranges)
+            nodes = {constant: node for constant, node, _ in members}
+            for constant, text in self._neighbours(pointer, axes, mask, set(nodes), most, slot, "block"):
+                type_ = TYPES[load.buffer.dtype]
+                block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
+                self.known[nodes[constant]] = block
+                home = self.frame.home(nodes[constant])
+                home.bound[nodes[constant]] = home.values[nodes[constant]] = block
+
+    def _buffer(self, slot: int) -> Any:
+        return next(b for b in self.frame.writer.kernel.buffers if b.slot == slot)
+
+    def _at(self, slot: int, address: UOp) -> tuple[str, frozenset[int]]:
+        """The pointers of an address."""
+        steps = affine(address)
+        if steps is not None:
+            return self._moved(self.frame.buffer(slot), {a: s for a, s in steps.items() if a is not None}, slot)
+        self._bind(address)
+        place = self.frame.value(address)
+        pointer = self.frame.new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
+        return pointer.text, place.axes
+
+    def _moved(self, pointer: str, steps: Mapping[UOp | None, int], slot: int) -> tuple[str, frozenset[int]]:
+        """A pointer at an address that steps so, what changes least added first."""
+        wide = "int64" if self._buffer(slot).size >= 1 << 31 else "int32"
+        axes = frozenset[int]()
+        for _, block in sorted(self.frame.parts(steps, wide), key=lambda part: 0 in part[1].axes):
+            axes |= block.axes
+            if block.constant != 0:
+                pointer = self.frame.new(f"{pointer} + {block.text}", "pointer", axes, "at").text
+        return pointer, axes
+
+    def _neighbours(
+        self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
+    ) -> Iterator[tuple[int, str]]:
+        """Loads the elements at some constants from a pointer, up to `most` neighbours at once."""
+        frame, left = self.frame, sorted(numbers)
+        policy = self._policy(slot)
+        while left:
+            first = left[0]
+            count = next(
+                n for n in (4, 2, 1) if n <= most and first % n == 0 and set(range(first, first + n)) <= set(left)
+            )
+            left = [number for number in left if not first <= number < first + count]
+            at = f"{pointer} + {first}" if first else pointer
+            name = f"p{slot}_{hint}"
+            if count == 1 or not axes:
+                own = f", mask={frame.all_of(mask)}, other=0" if mask and axes else ""
+                for number in range(first, first + count):
+                    at = f"{pointer} + {number}" if number else pointer
+                    yield number, frame.lines.name(f"tl.load({at}{own}{policy})", name)
+                continue
+            yield from zip(range(first, first + count), self._vector(at, axes, mask, count, policy, name), strict=True)
+
+    def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
+        """Some neighbours in one load, each as a block."""
+        frame, rows = self.frame, ":, " * self.frame.rank + "None"
+        lanes, wide = f"tl.arange(0, {count})", ""
+        if frame.layout:
+            wide = f"{WIDE_LAYOUT}_{count}_of_{'_'.join(frame.word(axis) for axis in sorted(axes))}"
+            made = _layout(self.plan, axes, count)
+            frame.writer.helpers.setdefault(wide, f"{wide} = gl.constexpr({made})\n")
+            layout = wide
+            for axis in reversed(range(frame.rank)):
+                layout = f"gl.SliceLayout({axis}, {layout})"
+            lanes = f"tl.arange(0, {count}, {layout})"
+        lanes = self.root.lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
+
+        def lying(text: str, hint: str) -> str:
+            text = frame.lines.name(text, hint) if " " in text else text
+            own = f"tl.convert_layout({text}, gl.SliceLayout({frame.rank}, {wide}))"
+            return frame.lines.name(own, hint) if wide else text
+
+        base = lying(at, "at")
+        own = f", mask={lying(frame.all_of(mask), 'mask')}[{rows}], other=0" if mask else ""
+        block = frame.lines.name(f"tl.load({base}[{rows}] + {lanes}{own}{policy})", hint)
+        sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
+        if count == 2:
+            return [frame.laid_as(text) for text in self._halves(frame, block, hint)]
+        pairs = frame.lines.name(f"{block}.reshape([{', '.join(map(str, [*sizes, 2, 2]))}])", hint)
+        even, odd = self._halves(frame, pairs, hint)
+        (one, three), (two, four) = self._halves(frame, even, hint), self._halves(frame, odd, hint)
+        return [frame.laid_as(text) for text in (one, two, three, four)]
+
+    def _halves(self, frame: Frame, text: str, hint: str) -> tuple[str, str]:
+        """The first and the second of each pair."""
+        one, other = (frame.writer.fresh(hint) for _ in range(2))
+        frame.lines.add(f"{one}, {other} = tl.split({text})")
+        return one, other
+
+    # ---- values
+
+    def _of_terms(self, terms: Iterable[Term]) -> Block:
+        """The sum of some terms."""
+        made = self._with_constants(tuple(terms))
+        factors = {factor for _, factor, _ in made}
+        common = factors.pop() if len(factors) == 1 else 1.0
+        sums: dict[bool, Block] = {}  # of what is of rows, and of what is the same for all
+        for inner, factor, others in made:
+            product: Block | None = None
+            for block in sorted((*inner, *map(self._float, others)), key=lambda one: len(one.axes)):
+                product = block if product is None else self._times(product, block)
+            if product is None:
+                product = Block(repr(factor / common), "float32", constant=factor / common)
+            elif factor != common:
+                product = self.frame.new(f"{product.text} * {factor / common!r}", "float32", product.axes)
+            of_rows = 0 in product.axes
+            sums[of_rows] = self._plus(sums[of_rows], product) if of_rows in sums else product
+        total, *more = sums.values()
+        for one in more:
+            total = self._plus(total, one)
+        return total if common == 1 else self.frame.new(f"{total.text} * {common!r}", "float32", total.axes)
+
+    def _with_constants(self, terms: tuple[Term, ...]) -> list[tuple[tuple[Block, ...], float, tuple[UOp, ...]]]:
+        """Terms with their inner factors as blocks; what is added to a number times the same is added to the number."""
+        added = {term.others: term.factor for term in terms if not term.inner and term.others}
+        found: list[tuple[tuple[Block, ...], float, tuple[UOp, ...]]] = []
+        merged = set()
+        for term in terms:
+            (first, *others) = term.inner or (None,)
+            linear = self._linear(first) if first is not None and not others else None
+            constant = added.get(term.others, 0.0) / term.factor if linear is not None else 0.0
+            if constant and constant.is_integer() and abs(constant) < ONE and term.others not in merged:
+                assert linear is not None
+                merged.add(term.others)
+                linear += Linear(int(constant))
+            if linear is not None:
+                found.append(((self._exactly(linear),), term.factor, term.others))
+            elif term.inner:
+                found.append((tuple(map(self._float, term.inner)), term.factor, term.others))
+        rest = [((), term.factor, term.others) for term in terms if not term.inner and term.others not in merged]
+        return [*found, *rest]
+
+    def _times(self, one: Block, other: Block) -> Block:
+        return self.frame.new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
+
+    def _plus(self, one: Block, other: Block) -> Block:
+        return self.frame.new(f"{one.text} + {other.text}", "float32", one.axes | other.axes)
+
+    def _float(self, node: UOp) -> Block:
+        """A factor as float32."""
+        if node not in self.known:
+            self.known[node] = self._new_float(node)
+        return self.known[node]
+
+    def _new_float(self, node: UOp) -> Block:
+        if (linear := self._linear(node)) is not None:
+            return self._exactly(linear)
+        self._bind(node)
+        return self.frame.cast(self.frame.value(node), "float32")
+
+    def _linear(self, node: UOp) -> Linear | None:
+        """A factor as fields times powers of two; None of any other."""
+        linear = None
+        if node.op is Ops.CAST and dtypes.is_float(node.dtype) and not dtypes.is_float(node.src[0].dtype):
+            linear = self.unpacked.linear(node.src[0])
+        elif node.op is Ops.WHERE:
+            linear = self._chosen(node)
+        is_exact = linear is not None and all(_is_power(factor) for _, factor in linear.terms)
+        return linear if linear is not None and linear.terms and is_exact else None
+
+    def _chosen(self, node: UOp) -> Linear | None:
+        """One of two whole numbers by a bit, as a number times that bit."""
+        condition, one, other = node.src
+        if condition.op is not Ops.CMPNE or any(n.op is not Ops.CONST or is_invalid(n) for n in (one, other)):
+            return None
+        bit, zero = condition.src
+        found = self.unpacked.linear(bit) if zero.op is Ops.CONST and zero.arg == 0 else None
+        whole = all(float(n.arg).is_integer() for n in (one, other))
+        if found is None or found.constant or len(found.terms) != 1 or found.bounds != (0, 1) or not whole:
+            return None
+        return found * (int(one.arg) - int(other.arg)) + Linear(int(other.arg))
+
+    def _exactly(self, linear: Linear) -> Block:
+        """A sum of fields as a float: they are put into the fraction of 2^23, and that taken away. Both are exact."""
+        constant, fields = _without_signs(linear)
+        total: Block | None = None
+        for together in _side_by_side(fields):
+            (field, factor, flipped), *others = together
+            bits, shift, axes = self._in_place(field, flipped=flipped)
+            for other, times, _ in others:
+                bits = self._beside(bits, other, shift + (times // factor).bit_length() - 1)
+                axes |= self.words[other.word].axes
+            number = self.frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
+            scale = factor / (1 << shift)
+            number = number if scale == 1 else self.frame.new(f"{number.text} * {scale!r}", "float32", axes)
+            offset = ONE * scale
+            if total is None and _is_exact(offset - constant):
+                offset, constant = offset - constant, 0
+            number = self.frame.new(f"{number.text} - {offset!r}", "float32", axes)
+            total = number if total is None else self._plus(total, number)
+        assert total is not None
+        return total if not constant else self.frame.new(f"{total.text} + {float(constant)!r}", "float32", total.axes)
+
+    def _shifted(self, text: str, moved: int) -> str:
+        """A word moved up, or down."""
+        if not moved:
+            return text
+        return self.frame.lines.name(f"{text} << {moved}" if moved > 0 else f"{text} >> {-moved}", "word")
+
+    def _masked(self, text: str, mask: int) -> str:
+        """Some bits of a word beside those of 2^23."""
+        if not self.frame.writer.ptx:
+            return self.frame.lines.name(f"{self.frame.lines.name(f'{text} & {mask}', 'bits')} | {MAGIC}", "bits")
+        self.frame.writer.helpers[f"_bits_{mask}"] = _BITS.format(mask=mask, power=MAGIC)
+        return self.frame.lines.name(f"_bits_{mask}({text})", "bits")
+
+    def _beside(self, bits: str, field: Field, place: int) -> str:
+        """Bits of a float with those of another field from a place on."""
+        text = self._shifted(self._as_32(field.word), place - field.shift)
+        mask = field.most << place
+        if not self.frame.writer.ptx:
+            return self.frame.lines.name(f"{bits} | ({text} & {mask})", "bits")
+        self.frame.writer.helpers[f"_with_{mask}"] = _WITH.format(mask=mask)
+        return self.frame.lines.name(f"_with_{mask}({bits}, {text})", "bits")
+
+    def _in_place(self, field: Field, *, flipped: bool) -> tuple[str, int, frozenset[int]]:
+        """The bits of a float of 2^23 and a field, where that stands in its word, and from which bit on."""
+        word = self.words[field.word]
+        text, shift = self._as_32(field.word), field.shift
+        if flipped:
+            signs = sum(0x80 << place for place in range(0, 8 * field.word.nbytes, 8))
+            text = self.frame.lines.name(f"{text} ^ {signs}", "word")
+        if shift + field.width > EXACT_BITS:
+            moved = 16 if shift >= 16 and shift + field.width - 16 <= EXACT_BITS else shift
+            text, shift = self.frame.lines.name(f"{text} >> {moved}", "word"), shift - moved
+        mask = field.most << shift
+        if shift == 0 and field.width == 8 * field.word.nbytes:
+            return self.frame.lines.name(f"{text} | {MAGIC}", "bits"), shift, word.axes
+        return self._masked(text, mask), shift, word.axes
+
+    def _as_32(self, word: Word) -> str:
+        """A word in 32 bits."""
+        if word not in self.wide:
+            block = self.words[word]
+            self.wide[word] = self.frame.cast(block, "uint32").text
+        return self.wide[word]
+
+    def _bind(self, node: UOp) -> None:
+        """Binds what a value is made of words, so that the frame can write the rest."""
+        waiting, seen = [node], set[UOp]()
+        while waiting:
+            one = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            is_number = dtypes.is_int(one.dtype) or one.dtype is dtypes.weakint
+            linear = self.unpacked.linear(one) if is_number and one.op is not Ops.CONST else None
+            if linear is not None and linear.terms:
+                home = self.frame.home(one)
+                if home.find(one) is None:
+                    home.bound[one] = home.values[one] = self._integer(linear, one)
+            else:
+                waiting.extend(() if one.op is Ops.INDEX else one.src)
+
+    def _integer(self, linear: Linear, node: UOp) -> Block:
+        """A sum of fields as an integer of a value's type."""
+        type_ = compute_type(node)
+        (first, times), *others = linear.terms
+        word = self.words[first.word]
+        if (
+            not others
+            and not linear.constant
+            and times == 1
+            and not first.shift
+            and first.width == 8 * first.word.nbytes
+        ):
+            return self.frame.cast(word, type_)
+        total = Block(repr(linear.constant), "int32", constant=linear.constant)
+        for field, factor in linear.terms:
+            block = self.words[field.word]
+            text = self._as_32(field.word)
+            text = self.frame.lines.name(f"{text} >> {field.shift}", "word") if field.shift else text
+            if field.shift + field.width < 8 * field.word.nbytes:
+                text = self.frame.lines.name(f"{text} & {field.most}", "bits")
+            part = self.frame.cast(Block(text, "uint32", block.axes), "int32")
+            if factor != 1:
+                part = self.frame.new(f"{part.text} * {factor}", "int32", part.axes)
+            total = (
+                part
+                if total.constant == 0
+                else self.frame.new(f"{total.text} + {part.text}", "int32", part.axes | total.axes)
+            )
+        return self.frame.cast(total, type_)
+
+
+_BITS = """
+@triton.jit
+def _bits_{mask}(word):
+    asm: tl.constexpr = "lop3.b32 $0, $1, {mask}, {power}, 0xEA;"
+    return tl.inline_asm_elementwise(asm, "=r,r", [word], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+"""Some bits of a word beside those of 2^23, in one instruction: the compiler takes two."""
+
+_WITH = """
+@triton.jit
+def _with_{mask}(bits, word):
+    asm: tl.constexpr = "lop3.b32 $0, $2, {mask}, $1, 0xEA;"
+    return tl.inline_asm_elementwise(asm, "=r,r,r", [bits, word], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+"""Some bits of a word beside others."""
+
+_FUNNEL = """
+@triton.jit
+def _from_byte(low, high, amount):
+    asm: tl.constexpr = "shf.r.clamp.b32 $0, $1, $2, $3;"
+    return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+_PLAIN_FUNNEL = """
+@triton.jit
+def _from_byte(low, high, amount):
+    return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> amount.to(tl.uint64)).to(tl.uint32)
+"""
+"""The word that begins so many bits above the beginning of the first of two."""
+
+
+def _without_constant(address: UOp) -> tuple[int, UOp]:
+    """An address as a constant and the rest."""
+    constant, rest = 0, list[UOp]()
+    waiting = [address]
+    while waiting:
+        node = waiting.pop()
+        if node.op is Ops.ADD:
+            waiting.extend(reversed(node.src))
+        elif node.op is Ops.CONST and not is_invalid(node):
+            constant += int(node.arg)
+        else:
+            rest.append(node)
+    if not rest:
+        return constant, address.const_like(0)
+    total = rest[0]
+    for node in rest[1:]:
+        total = total + node
+    return constant, total
+
+
+def _without_signs(linear: Linear) -> tuple[int, list[tuple[Field, int, bool]]]:
+    """Fields and their factors, of which a byte with a sign is one with its last bit turned round, and 128 less."""
+    constant, terms = linear.constant, dict(linear.terms)
+    found = []
+    for field, factor in linear.terms:
+        sign = Field(field.word, field.shift + 7, 1)
+        if field.width == 7 and field.shift % 8 == 0 and terms.get(sign) == -128 * factor:
+            found.append((Field(field.word, field.shift, 8), factor, True))
+            constant -= 128 * factor
+            terms.pop(sign)
+            terms.pop(field)
+    found += [(field, factor, False) for field, factor in terms.items()]
+    return constant, found
+
+
+def _side_by_side(fields: list[tuple[Field, int, bool]]) -> list[list[tuple[Field, int, bool]]]:
+    """Fields in groups, of which each is one number: the first stands lowest in it, and none of them overlap."""
+    found: list[list[tuple[Field, int, bool]]] = []
+    for one in sorted(fields, key=lambda of: (of[1] < 0, abs(of[1]))):
+        field, factor, flipped = one
+        for group in found:
+            (first, least, turned), *_ = group
+            last, most, _ = group[-1]
+            low = factor // least if factor > 0 and least > 0 and not flipped and not turned else 0
+            base = first.shift if first.shift + first.width <= EXACT_BITS else first.shift - 16
+            fits = low >= (most // least) << last.width and base + low.bit_length() - 1 + field.width <= EXACT_BITS
+            if low and base >= 0 and fits:
+                group.append(one)
+                break
+        else:
+            found.append([one])
+    return found
+
+
+def _is_exact(number: float) -> bool:
+    """Whether float32 has a number."""
+    return float(np.float32(number)) == number
+
+
+def _is_power(factor: int) -> bool:
+    return factor != 0 and abs(factor) & (abs(factor) - 1) == 0

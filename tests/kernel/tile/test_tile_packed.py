@@ -1,0 +1,287 @@
+"""Products with packed weights: what is read of any format, and what programs of them compute."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from tinygrad import Tensor, dtypes
+
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
+from kcg.kernel.reading.packed import packed_of
+from kcg.kernel.tile.compile import compiled_launch
+from kcg.kernel.tile.forms import plan_of
+from kcg.kernel.tile.generate import generate_kernel
+from kcg.kernel.tile.legal import is_legal, random_parameters
+from kcg.kernel.tile.packed import PackedPlan
+from kcg.kernel.tile.parameters import PACKED, TileParameters
+from kcg.kernel.tile.prior import default_parameters
+from kcg.types import Region
+from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
+from tests.slow import first, first_rows, some
+
+TARGET = KNOWN_TARGETS["sm_90"]
+with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
+
+RUN_ALWAYS = ("q4_k", "q8_0", "mxfp4")
+MOST_INSTRUCTIONS = {"q4_k": 9.0, "mxfp4": 9.0, "q6_k": 13.0, "q8_0": 14.0}
+"""Machine instructions a weight, of those that read a model at the memory's speed."""
+
+
+# ---- products
+
+
+def product_of(
+    kind: str, rows: int, inputs: int, vectors: int = 1, dtype: str = "float32"
+) -> tuple[Region, TileKernel]:
+    """The kernel of a product with packed weights."""
+    weights = PackedWeights()("w", (rows, inputs), kind)
+    return _read(empty(vectors, inputs).dot(weights.T, dtype="float32"))
+
+
+def _read(made: Tensor) -> tuple[Region, TileKernel]:
+    *_, ast = kernels_of(made)
+    region = Region((kernel_of(ast),))
+    return region, read_kernel(region)
+
+
+def blocks_of(kind: str, rows: int, inputs: int, seed: int = 1) -> np.ndarray:
+    """The bytes of random weights."""
+    rng = np.random.default_rng(seed)
+    return random_blocks(kind, rows * inputs // FORMATS[kind].weights, inputs**-0.5, rng).reshape(-1)
+
+
+def slot_of_words(kernel: TileKernel) -> int:
+    """The buffer of the bytes."""
+    (slot,) = {b.slot for b in kernel.buffers if b.dtype is dtypes.uint8 and b.size == _most_bytes(kernel)}
+    return slot
+
+
+def _most_bytes(kernel: TileKernel) -> int:
+    return max(b.size for b in kernel.buffers if b.dtype is dtypes.uint8)
+
+
+def cases_of(
+    region: Region, kernel: TileKernel, programs: Iterable[TileParameters], given: Callable[[int], np.ndarray]
+) -> list[Case]:
+    """A case of each program, with bytes by its number."""
+    slot = slot_of_words(kernel)
+    return [
+        Case(
+            region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs={slot: given(number)}, seed=number + 1
+        )
+        for number, p in enumerate(programs)
+    ]
+
+
+def programs_of(kernel: TileKernel, count: int, seed: int = 3) -> list[TileParameters]:
+    """The prior's choice, and so many legal ones of the form."""
+    rng, found = Random(seed), [default_parameters(kernel, TARGET)]
+    assert found[0].form == PACKED
+    while len(found) <= count:
+        p = random_parameters(kernel, TARGET, rng)
+        if p.form == PACKED:
+            assert is_legal(kernel, TARGET, p), p
+            found.append(p)
+    return found
+
+
+# ---- formats that nobody has
+
+
+@dataclass(frozen=True)
+class Invented:
+    """A packed format: a scale, and planes of bits that numbers are put together of, one behind the other."""
+
+    weights: int  # of a block: a power of two
+    planes: tuple[int, ...]  # bits of each plane, the lowest first
+    stride: int  # neighbours in a byte are so many weights apart
+    offset: int  # that is taken from numbers
+    behind: int  # bytes that nothing is in
+    scale_first: bool = True
+    minimum: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * (1 + self.minimum) + sum(self.weights * bits // 8 for bits in self.planes) + self.behind
+
+    def unpacked(self, blocks: Tensor) -> Tensor:
+        """(blocks, weights) of float16."""
+        at = 2 * (1 + self.minimum) if self.scale_first else 0
+        numbers = None
+        low = 0
+        for bits in self.planes:
+            size = self.weights * bits // 8
+            plane = blocks[:, at : at + size].reshape(-1, max(1, size // self.stride), min(size, self.stride))
+            parts = [plane.rshift(place).bitwise_and((1 << bits) - 1) for place in range(0, 8, bits)]
+            part = Tensor.stack(*parts, dim=2).reshape(-1, self.weights).cast(dtypes.int32)
+            numbers = part if numbers is None else numbers + part * (1 << low)
+            low, at = low + bits, at + size
+        assert numbers is not None
+        held = [0, 2] if self.scale_first else [at, at + 2]
+        scale, least = (blocks[:, i : i + 2].bitcast(dtypes.float16).cast(dtypes.float32) for i in held)
+        made = (numbers - self.offset).cast(dtypes.float32) * scale
+        return (made - least if self.minimum else made).cast(dtypes.float16)
+
+    def blocks(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        found = rng.integers(0, 256, (count, self.nbytes), dtype=np.uint8)
+        first = 0 if self.scale_first else sum(self.weights * bits // 8 for bits in self.planes)
+        for at in (first, first + 2)[: 1 + self.minimum]:
+            scales = (rng.uniform(0.5, 1.5, count) * 0.01).astype(np.float16)
+            found[:, at : at + 2] = scales.reshape(-1, 1).view(np.uint8)
+        return found.reshape(-1)
+
+
+INVENTED = {
+    "three bits in two planes": Invented(64, (2, 1), 8, 4, 0),
+    "seven bytes": Invented(32, (1,), 4, 0, 1),
+    "six bits, the scale last": Invented(128, (2, 4), 32, 32, 0, scale_first=False),
+    "eight bits and a minimum": Invented(16, (8,), 16, 0, 3, minimum=True),
+    "four bits by neighbours": Invented(32, (4,), 1, 8, 0),
+}
+
+
+def invented(name: str, rows: int, blocks: int) -> tuple[Invented, Region, TileKernel]:
+    packed = INVENTED[name]
+    held = empty(rows * blocks, packed.nbytes, dtype="uint8")
+    weights = packed.unpacked(held).reshape(rows, blocks * packed.weights)
+    return packed, *_read(empty(1, blocks * packed.weights).dot(weights.T, dtype="float32"))
+
+
+# ---- tests
+
+
+@pytest.mark.parametrize("kind", sorted(set(FORMATS) - {"f16", "f32"}))
+def test_every_format_is_read_by_its_addresses_and_operations(kind: str) -> None:
+    _, kernel = product_of(kind, 64, 512)
+    packed = packed_of(kernel)
+    assert packed is not None
+    unpacked = packed.unpacked(packed.widths[0])
+    assert unpacked.written > 1 and unpacked.ranges
+    assert default_parameters(kernel, TARGET).form == PACKED
+
+
+@with_triton
+@pytest.mark.parametrize("kind", some(sorted(set(FORMATS) - {"f16", "f32"}), RUN_ALWAYS))
+def test_programs_of_every_format_are_right(kind: str, tmp_path: Path) -> None:
+    region, kernel = product_of(kind, 32, 1024)
+    programs = programs_of(kernel, 3)
+    assert compare(cases_of(region, kernel, programs, lambda n: blocks_of(kind, 32, 1024, n)), tmp_path) == [""] * 4
+
+
+@with_triton
+@pytest.mark.parametrize("name", some(INVENTED, ("three bits in two planes", "seven bytes")))
+def test_a_format_that_nobody_has_is_right_too(name: str, tmp_path: Path) -> None:
+    packed, region, kernel = invented(name, 16, 24)
+    rng = np.random.default_rng(5)
+    given = [packed.blocks(16 * 24, rng) for _ in range(3)]
+    assert compare(cases_of(region, kernel, programs_of(kernel, 2), lambda n: given[n]), tmp_path) == [""] * 3
+
+
+@with_triton
+@pytest.mark.parametrize(
+    ("kind", "rows", "inputs", "vectors"),
+    first_rows(
+        2, [("q4_0", 13, 96, 1), ("q8_0", 7, 352, 3), ("q6_k", 13, 768, 1), ("q5_1", 29, 2080, 5), ("q4_k", 3, 512, 16)]
+    ),
+)
+def test_odd_rows_several_vectors_and_rows_that_end_inside_of_a_tile(
+    kind: str, rows: int, inputs: int, vectors: int, tmp_path: Path
+) -> None:
+    region, kernel = product_of(kind, rows, inputs, vectors)
+    programs = programs_of(kernel, 2)
+    assert compare(cases_of(region, kernel, programs, lambda n: blocks_of(kind, rows, inputs, n)), tmp_path) == [""] * 3
+
+
+@with_triton
+@pytest.mark.parametrize("kind", first(1, ["q4_k", "q4_1", "q5_k", "q8_0"]))
+@pytest.mark.parametrize("scale", ["largest", "subnormal"])
+def test_the_largest_and_the_smallest_scales_are_right(kind: str, scale: str, tmp_path: Path) -> None:
+    region, kernel = product_of(kind, 16, 1024)
+    packed = FORMATS[kind]
+    given = blocks_of(kind, 16, 1024).reshape(-1, packed.nbytes)
+    assert packed.scale is not None
+    bits = {"largest": 0x5400, "subnormal": 0x0003}[scale]  # 64, and 3 * 2^-24
+    for at in filter(lambda one: one is not None, (packed.scale.at, packed.scale.minimum_at)):
+        given[:, at : at + 2] = np.array([bits], np.uint16).view(np.uint8)
+    assert compare(cases_of(region, kernel, programs_of(kernel, 1), lambda _: given.reshape(-1)), tmp_path) == [""] * 2
+
+
+@with_triton
+def test_terms_of_one_sign_are_right(tmp_path: Path) -> None:
+    """4,096 terms that do not cancel, of numbers that stand beside a power of two: its share is taken away exactly."""
+    region, kernel = product_of("q4_1", 8, 4096)
+    slot = next(b.slot for b in kernel.buffers if b.dtype is dtypes.float32 and not b.written)
+    given = np.full((8 * 4096 // 32, 20), 0, np.uint8)
+    given[:, 0:2] = np.float16(0.01).reshape(1).view(np.uint8)
+    given[:, 4:] = np.random.default_rng(1).integers(0, 256, (len(given), 16), dtype=np.uint8)
+    ones = np.random.default_rng(2).uniform(0.5, 1.5, 4096).astype(np.float32)
+    cases = [
+        replace(case, inputs={**case.inputs, slot: ones})
+        for case in cases_of(region, kernel, programs_of(kernel, 2), lambda _: given.reshape(-1))
+    ]
+    assert compare(cases, tmp_path) == [""] * 3
+
+
+def test_what_is_no_packed_sum_has_no_such_program() -> None:
+    plain = _read(empty(1, 256).dot(empty(64, 256).T))[1]
+    assert packed_of(plain) is None
+    assert packed_of(_read(empty(64, 256, dtype="uint8").cast("float32").exp())[1]) is None
+
+
+def test_words_come_as_wide_as_they_are_aligned() -> None:
+    _, kernel = product_of("q4_k", 64, 2048)
+    p = default_parameters(kernel, TARGET).changed(unpacked=16, tile=(4,), num_warps=1, reduce_tile=32)
+    text = generate_kernel(kernel, TARGET, p).source
+    assert text.count("gl.load(") == len(re.findall(r"gl\.load\(\w+\[", text))  # each of four neighbours
+    _, kernel = product_of("q4_0", 64, 2048)
+    p = default_parameters(kernel, TARGET).changed(unpacked=16, tile=(4,), num_warps=1, reduce_tile=32)
+    text = generate_kernel(kernel, TARGET, p).source
+    assert "uint32" in text and "uint8" not in text  # blocks of 18 bytes, of which none is aligned
+    assert text.count("_from_byte(") == 1 + 5  # the helper, and the words of 18 bytes
+
+
+# ---- what programs compile to
+
+
+def instructions_of(cubin: bytes, folder: Path) -> Counter[str]:
+    """The machine instructions of a program, by name."""
+    tool = Path(sysconfig.get_paths()["purelib"], "triton", "backends", "nvidia", "bin", "nvdisasm")
+    if not tool.exists() and shutil.which("nvdisasm") is None:
+        pytest.skip("there is no nvdisasm")
+    path = folder / "program.cubin"
+    path.write_bytes(cubin)
+    text = subprocess.run(
+        [str(tool) if tool.exists() else "nvdisasm", "-c", path], capture_output=True, text=True, check=True
+    ).stdout
+    return Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", text))
+
+
+@with_triton
+@pytest.mark.parametrize("kind", some(MOST_INSTRUCTIONS, ("q4_k",)))
+def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
+    _, kernel = product_of(kind, 4096, 4096)
+    packed = packed_of(kernel)
+    assert packed is not None
+    p = default_parameters(kernel, TARGET).changed(unpacked=packed.widths[0], tile=(4,), num_warps=1, reduce_tile=32)
+    plan = plan_of(kernel, TARGET, p)
+    assert isinstance(plan, PackedPlan)
+    source = generate_kernel(kernel, TARGET, p)
+    made = compiled_launch(source, source.launches[0], TARGET)
+    found = instructions_of(made.cubin, tmp_path)
+    weights = plan.area * plan.unpacked.written
+    assert dict(made.report)["spilled_bytes"] == 0
+    assert found.total() / weights <= MOST_INSTRUCTIONS[kind], found.most_common(8)
