@@ -1,16 +1,15 @@
 """GGUF files of small language models with random weights, in every block format that tinygrad's loader reads.
 
-The blocks are random bytes but for their scales, which are finite and give weights a standard deviation of
-1/sqrt(fan_in): what such a model computes is as large as in a trained one. The vocabulary is the 256 bytes and the
-special tokens of Llama 3's chats, so that every text has tokens and every token a text.
+Weights have a standard deviation of 1/sqrt(fan_in): what such a model computes is as large as in a trained one. The
+vocabulary is the 256 bytes and the special tokens of Llama 3's chats, so that every text has tokens and every token a
+text.
 
-`python -m tests.gguf_file OUT.gguf --format Q4_K --architecture qwen3` writes one.
+`python -m tests.gguf_file OUT.gguf --format q4_k --architecture qwen3` writes one.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,57 +17,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from kcg.workloads.packed_weights import FORMATS, random_blocks
 
 ALIGNMENT = 32
 BEGIN, START, END, TURN = SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
-
-@dataclass(frozen=True)
-class Blocks:
-    """One block format: its number in GGUF, how many weights in how many bytes, and where a block says its scales."""
-
-    number: int
-    weights: int
-    nbytes: int
-    rms: float  # of weights of random bytes with a scale of 1
-    halves: tuple[tuple[int, float], ...] = ((0, 1.0),)  # the byte at which a half begins, and how many scales it is
-
-    def random(self, rows: int, width: int, generator: np.random.Generator) -> bytes:
-        """Rows of so many weights whose mean is about 0 and whose standard deviation is about 1/sqrt(width)."""
-        made = generator.integers(0, 256, (rows * width // self.weights, self.nbytes), np.uint8)
-        scale = 1 / (self.rms * math.sqrt(width))
-        if not self.halves:  # a power of two, half of 2**(byte - 127)
-            made[:, 0] = 128 + round(math.log2(scale))
-        for at, times in self.halves:
-            made[:, at : at + 2] = np.frombuffer(np.float16(scale * times).tobytes(), np.uint8)
-        return made.tobytes()
-
-
-FORMATS = {
-    "Q4_0": Blocks(2, 32, 18, 4.6),
-    "Q4_1": Blocks(3, 32, 20, 4.6, ((0, 1.0), (2, -7.5))),
-    "Q5_0": Blocks(6, 32, 22, 9.2),
-    "Q5_1": Blocks(7, 32, 24, 9.2, ((0, 1.0), (2, -15.5))),
-    "Q8_0": Blocks(8, 32, 34, 74.0),
-    "Q4_K": Blocks(12, 256, 144, 258.0, ((0, 1.0), (2, 7.5))),
-    "Q5_K": Blocks(13, 256, 176, 521.0, ((0, 1.0), (2, 15.5))),
-    "Q6_K": Blocks(14, 256, 210, 1366.0, ((208, 1.0),)),
-    "IQ3_XXS": Blocks(18, 256, 98, 143.0),
-    "IQ3_S": Blocks(21, 256, 110, 139.0),
-    "IQ2_S": Blocks(22, 256, 82, 57.0),
-    "IQ4_XS": Blocks(23, 256, 136, 1258.0),
-    "MXFP4": Blocks(39, 32, 17, 5.85, ()),
-    "Q1_0": Blocks(41, 128, 18, 1.0),
-}
-"""By llama.cpp's names, all that tinygrad 0.14.0 reads."""
+GGML_TYPES = {
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12, "q5_k": 13, "q6_k": 14,
+    "iq3_xxs": 18, "iq3_s": 21, "iq2_s": 22, "iq4_xs": 23, "mxfp4": 39, "q1_0": 41,
+}  # fmt: skip
+"""The formats that tinygrad 0.14.0 reads, by the number that a file has for them."""
 
 
 @dataclass(frozen=True)
 class SmallModel:
     """What a file's model is like. A matrix whose rows are no whole number of blocks is stored as halves."""
 
-    format: str = "Q4_K"  # of `FORMATS`, or F16
+    format: str = "q4_k"  # of `GGML_TYPES`
     architecture: str = "llama"  # or qwen3, whose queries and keys have norms
     blocks: int = 2
     width: int = 256
@@ -111,19 +77,16 @@ class SmallModel:
 
     def _tensors(self) -> dict[str, tuple[tuple[int, ...], int, bytes]]:
         generator = np.random.default_rng(self.seed)
-        blocks = FORMATS.get(self.format)
         made: dict[str, tuple[tuple[int, ...], int, bytes]] = {}
 
         def norm(name: str, width: int) -> None:
             values = generator.uniform(0.8, 1.2, width).astype(np.float32)
-            made[f"{name}.weight"] = ((width,), 0, values.tobytes())
+            made[f"{name}.weight"] = ((width,), GGML_TYPES["f32"], values.tobytes())
 
         def matrix(name: str, rows: int, width: int) -> None:
-            if blocks is not None and width % blocks.weights == 0:
-                made[f"{name}.weight"] = ((rows, width), blocks.number, blocks.random(rows, width, generator))
-            else:
-                values: NDArray[Any] = generator.normal(0, width**-0.5, (rows, width)).astype(np.float16)
-                made[f"{name}.weight"] = ((rows, width), 1, values.tobytes())
+            kind = self.format if width % FORMATS[self.format].weights == 0 else "f16"
+            blocks = random_blocks(kind, rows * width // FORMATS[kind].weights, width**-0.5, generator)
+            made[f"{name}.weight"] = ((rows, width), GGML_TYPES[kind], blocks.tobytes())
 
         head = self.width // self.heads
         matrix("token_embd", 256 + len(SPECIAL), self.width)

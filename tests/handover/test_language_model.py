@@ -49,7 +49,7 @@ RECORDED = ("--max-context", str(CONTEXT), "--chunk", str(CHUNK))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    small = SmallModel(format="Q8_0", architecture="qwen3", blocks=1, width=32, hidden=64, heads=2, kv_heads=1)
+    small = SmallModel(format="q8_0", architecture="qwen3", blocks=1, width=32, hidden=64, heads=2, kv_heads=1)
     return small.write(tmp_path_factory.mktemp("model") / "small.gguf")
 
 
