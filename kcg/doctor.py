@@ -92,7 +92,7 @@ def _python() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    from importlib import metadata
+    from kcg.compat.versions import tinygrad_version
 
     found = []
     missing = [name for name in CORE if importlib.util.find_spec(name) is None]
@@ -105,7 +105,7 @@ def _packages() -> list[Finding]:
         )
     )
     if "tinygrad" not in missing:
-        version = metadata.version("tinygrad")
+        version = tinygrad_version()
         ok = version == "0.14.0"
         found.append(Finding("tinygrad", version, ok, "" if ok else "pip install tinygrad==0.14.0"))
     for extra, names in EXTRAS.items():

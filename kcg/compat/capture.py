@@ -52,8 +52,11 @@ def plain_name(name: str) -> str:
 
 
 def variable_names(ast: UOp) -> frozenset[str]:
-    """The names of the variables that a launch of the kernel needs."""
-    return frozenset(v.expr for v in ast.variables())
+    """The names of the variables that a launch of the kernel needs. How long a slice is may be none of them."""
+    from kcg.compat.standalone import indexed_plainly
+
+    found = ast.variables()
+    return frozenset(v.expr for v in indexed_plainly(ast).variables()) if found else frozenset()
 
 
 def bound_variables(names: frozenset[str], values: Mapping[str, Any]) -> Variables:

@@ -14,7 +14,8 @@ them. What a `TinyJit` captured keeps its programs.
 
 Private names of tinygrad: `schedule.memory_plan_rewrite` and `engine.jit.memory_plan_rewrite`, `lower_and_compile` and
 `runtime_cache` of `engine.realize`, `uop.ops.buffers`, `tensor.all_tensors`, `UOp.contiguous_view`, `Buffer.base`,
-`get_kernel_graph` of `schedule`, two patterns of `schedule.rangeify` and `schedule.indexing`.
+`get_kernel_graph` of `schedule`, two patterns of `schedule.rangeify` and `schedule.indexing`, and `pm_mops` of the
+former.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ from kcg.compat.cpu_opening import clang_of_tinygrad, needs_helpers, open_cpu_wi
 from kcg.compat.records import dataclass
 from kcg.compat.replacing import OwnKernel, Placed, PlacedLaunch, Replacement, Replacing
 from kcg.compat.store_hazards import find_store_hazards_quickly
+from kcg.compat.versions import tinygrad_version
 
 try:
     from tinygrad import schedule
@@ -45,8 +46,9 @@ try:
     from tinygrad.dtype import AddrSpace, dtypes
     from tinygrad.engine import jit, realize
     from tinygrad.helpers import DEV, Target
-    from tinygrad.uop import Ops
-    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp
+    from tinygrad.schedule.rangeify import pm_mops
+    from tinygrad.uop import GroupOp, Ops
+    from tinygrad.uop.ops import KernelInfo, ParamArg, ProgramInfo, UOp, graph_rewrite
 except ImportError as error:  # another version names them otherwise
     _file = globals().get("__file__", "this text")  # a namespace in which a source was executed has none
     raise ImportError(f"tinygrad: this needs the version that is named at the end of {_file}: {error}") from None
@@ -144,8 +146,19 @@ def unpacked(text: str) -> bytes:
 # ---- kernels and devices as they are known
 
 
+def indexed_plainly(ast: UOp) -> UOp:
+    """A kernel's AST with the slices of its buffers as offsets of their indices, as tinygrad has them before it chooses
+    a schedule. A function that is compiled by itself slices what it is given, where that has a symbolic length."""
+    moves = GroupOp.Movement - {Ops.RESHAPE}
+    if not any(node.op in moves for node in ast.toposort()):
+        return ast
+    return graph_rewrite(ast, pm_mops, bottom_up=True)
+
+
 def normalised(ast: UOp) -> UOp:
-    """A kernel's AST without device names, tags, its name, Opts, estimates and beam width; device *ranges* stay."""
+    """A kernel's AST without device names, tags, its name, Opts, estimates and beam width, its buffers indexed plainly;
+    device *ranges* stay."""
+    ast = indexed_plainly(ast)
     done: dict[UOp, UOp] = {}
     for node in ast.toposort():
         arg = node.arg
@@ -221,9 +234,9 @@ def nvidia_driver() -> str:
 
 def why_not_here(found: Found) -> str:
     """Why what was found is not for this process: what differs, and what to do. Empty where it is. Opens the device."""
-    installed = metadata.version("tinygrad")
+    installed = tinygrad_version()
     if installed != found.tinygrad:
-        return f"tinygrad: made with {found.tinygrad!r}, installed is {installed!r}: install that version"
+        return f"tinygrad: made with {found.tinygrad!r}, imported is {installed!r}: install that version"
     try:
         here = opened_device(default_device(found.opened))
     except Exception as error:  # tinygrad raises many kinds here; each means that the device is unusable

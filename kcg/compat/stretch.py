@@ -146,10 +146,10 @@ def accesses_of(body: UOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def _slot_of(index: UOp) -> int | None:
-    from tinygrad.uop import Ops
+    from tinygrad.uop import GroupOp, Ops
 
     place = index.src[0]
-    while place.op is Ops.RESHAPE:
+    while place.op in GroupOp.Movement:
         place = place.src[0]
     return int(place.arg.slot) if place.op is Ops.PARAM and place.arg.slot >= 0 else None
 

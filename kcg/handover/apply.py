@@ -9,13 +9,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kcg import shell
 from kcg.cli import counted
 from kcg.commands import typed
+from kcg.compat.versions import tinygrad_version
 from kcg.errors import DeviceError, MismatchError, UsageError
 from kcg.handover.checks import check_model_result, check_target, check_tinygrad
 from kcg.handover.choices import Choice, by_hand_line, choices, what_to_know
@@ -99,7 +99,7 @@ def apply(
     served = _checked_widths(widths)
     result = read_result(result_path)
     check_model_result(result)
-    check_tinygrad(result, metadata.version("tinygrad") if facts is None else facts[1].tinygrad)
+    check_tinygrad(result, tinygrad_version() if facts is None else facts[1].tinygrad)
     target, toolchain = _detect(result.target) if facts is None else facts
     check_target(result.target, target)
     chosen, skipped = choices(result)

@@ -27,7 +27,7 @@ def check_tinygrad(result: Result, installed: str) -> None:
     """Raises MismatchError where the result was made with another tinygrad."""
     if result.toolchain.tinygrad != installed:
         raise MismatchError(
-            f"tinygrad: the result was made with {result.toolchain.tinygrad!r}, installed is {installed!r}: install "
+            f"tinygrad: the result was made with {result.toolchain.tinygrad!r}, imported is {installed!r}: install "
             "that version, or run the search again with this one"
         )
 

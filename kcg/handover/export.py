@@ -17,13 +17,13 @@ import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kcg import shell
 from kcg.cli import counted
+from kcg.compat.versions import tinygrad_version
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import write_whole
 from kcg.handover.checks import check_model_result, check_tinygrad
@@ -38,7 +38,17 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters of machine code in a line
 
-PARTS = ("records", "cpu_opening", "store_hazards", "hazards", "stretch", "partition", "replacing", "standalone")
+PARTS = (
+    "records",
+    "versions",
+    "cpu_opening",
+    "store_hazards",
+    "hazards",
+    "stretch",
+    "partition",
+    "replacing",
+    "standalone",
+)
 """The modules of `kcg.compat` whose code the module is, in order. They import each other, tinygrad and Python's own."""
 
 Instead = dict[Region, "standalone.Program | list[Schedule]"]
@@ -94,7 +104,7 @@ def export(result_path: Path, path: Path, *, kernels: Sequence[Path] = ()) -> Ex
         raise UsageError(f"there is no file of kernels {missing[0]}")
     result = read_result(result_path)
     check_model_result(result)
-    check_tinygrad(result, metadata.version("tinygrad"))
+    check_tinygrad(result, tinygrad_version())
     chosen, _ = choices(result)
     instead, failed = _instead(result)
     instead |= _by_hand(chosen, result, kernels)

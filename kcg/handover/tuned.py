@@ -7,10 +7,10 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kcg.compat.versions import tinygrad_version
 from kcg.errors import CodecError, MismatchError
 from kcg.handover.checks import check_model_result, check_target, check_tinygrad
 from kcg.handover.choices import changed_regions, choices, failures, left_by_hand, schedules_of
@@ -116,7 +116,7 @@ def putting_in_place(
 ) -> Iterator[InPlace]:
     """`scheduling` where what fails of the programs gives way to the best Opts: `failed` gets a line for each
     reason, now or when a program first asks for them. Opens the default device."""
-    check_tinygrad(result, metadata.version("tinygrad"))
+    check_tinygrad(result, tinygrad_version())
     from kcg.compat.capture import choosing_opts
     from kcg.compat.lowering import lowering_together
     from kcg.compat.opened import open_default, opts_to_tiny

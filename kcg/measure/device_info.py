@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
+from kcg.compat.versions import tinygrad_version
 from kcg.errors import DeviceError
 from kcg.nouns import uncoloured
 from kcg.types import Target, Toolchain
@@ -257,7 +258,7 @@ def toolchain_for(target: Target, driver: str, action_space: int) -> Toolchain:
 
     using = _assembler(target)
     return Toolchain(
-        tinygrad=metadata.version("tinygrad"),
+        tinygrad=tinygrad_version(),
         compiler=_compiler(target.renderer),
         driver=driver,
         triton=version_of("triton"),

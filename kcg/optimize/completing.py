@@ -16,11 +16,11 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kcg.compat.device import choose_device, prepare
+from kcg.compat.versions import tinygrad_version
 from kcg.dataset.journal import Journal, Run
 from kcg.errors import DataError, DeviceError, ExitCode, JournalError, KcgError, UsageError
 from kcg.files import read_foreign, write_whole
@@ -87,7 +87,7 @@ def completed(result: Result, folder: Path, *, say: Say = lambda line: None) -> 
     """
     if not result.provisional:
         return
-    check_tinygrad(result, metadata.version("tinygrad"))
+    check_tinygrad(result, tinygrad_version())
     choice = choose_device(result.target.tinygrad_device)
     prepare(choice.dev)
     with MeasureService(choice.dev, run_id=uuid.uuid4().hex) as service:

@@ -242,7 +242,8 @@ def exit_text(code: object, stack: traceback.StackSummary) -> str:
 
 def error_text(error: BaseException) -> str:
     """What a program raised, in words: the exception, file and line."""
-    name, line = type(error).__name__, _line_of(error.msg if isinstance(error, SyntaxError) else error)
+    kind, line = type(error), _line_of(error.msg if isinstance(error, SyntaxError) else error)
+    name = f"{kind.__module__}.error" if kind.__name__ == "error" else kind.__name__  # as of `struct`, which is no word
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         place = f" ({error.filename}, line {error.lineno})"
     else:
@@ -501,6 +502,7 @@ class _Recording:
         self.out, self.program, self.dev = out, program, dev
         self._kept, self._seed = kept, seed
         self._observer: RecordingObserver | None = None
+        self._stopped: SystemExit | None = None  # holds what its functions held, until that is kept
         self.ended = ""  # how, in words, where it did not end well
         self.advice = ""  # what to do about it, where that is known
         self.error: tuple[str, str] | None = None  # kind and message, where nothing is to be recorded
@@ -526,6 +528,7 @@ class _Recording:
         stays = contextlib.ExitStack()
         stays.enter_context(when_imported("multiprocessing.process", self._watch_processes))
         os.register_at_fork(after_in_parent=self._forked)
+        stays.enter_context(when_imported("tinygrad", self._check_tinygrad))
         stays.enter_context(opening(self.dev))
         self._recorder = stays.enter_context(recording())
         self._sequences = stays.enter_context(recording_sequences())
@@ -571,9 +574,11 @@ class _Recording:
         with contextlib.suppress(Exception):  # of a device that is gone, or a full disk
             of = left.identity(self.program.command, seed=self._seed, dev=self.dev)
             left.keep(self._kept, observer.left(left.MOST_BYTES), of=of)
+        self._stopped = None
 
     def _raised(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
+            self._stopped = error
             self.ended = exit_text(error.code, traceback.extract_tb(error.__traceback__))
             return
         assert self._recorder is not None
@@ -583,6 +588,15 @@ class _Recording:
         self.ended, self.advice = error_text(error), advice_on(self.program, error)
         if sys.excepthook is not sys.__excepthook__:  # of the program, which may save something
             sys.excepthook(type(error), error, error.__traceback__)
+
+    def _check_tinygrad(self, _: Any) -> None:
+        from kcg.compat.versions import other_tinygrad
+
+        if (folder := other_tinygrad()) is not None:
+            raise UsageError(
+                f"{self.program.label} imports another tinygrad than the installed one, in {folder}: run it where "
+                "Python finds the installed one first"
+            )
 
     def _watch_exit(self) -> None:
         """`os._exit` ends a process without exit handlers."""

@@ -496,7 +496,7 @@ def test_opts_are_taken_where_tinygrad_compiles(planned: list[list[UOp]]) -> Non
     [
         (
             lambda f: replace(f, tinygrad="0.13.0"),
-            r"^tinygrad: made with '0.13.0', installed is .0.14.0.: install",
+            r"^tinygrad: made with '0.13.0', imported is .0.14.0.: install",
         ),
         (lambda f: replace(f, opened=replace(f.opened, model="another")), r"^model: made for 'another', here it is"),
         (lambda f: replace(f, opened=replace(f.opened, device="CUDA")), r"^device: .*: set DEV=CUDA$"),

@@ -94,6 +94,7 @@ def test_where_there_is_no_time_to_fall_back_that_is_said(right: Result, tmp_pat
         ("local", 1, "1 tensor read by it, as recorded"),
         ("leaves", 1, "1 tensor alive at its end, as recorded"),
         ("exits", 1, "1 tensor alive at its end, as recorded"),
+        ("exits inside", 1, "1 tensor alive at its end, as recorded"),
         ("raises", 2, "1 tensor alive at its end"),
     ],
 )

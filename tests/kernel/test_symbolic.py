@@ -8,18 +8,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tinygrad import Tensor, Variable
+from tinygrad import Tensor, Variable, function
 
 from kcg.campaign.tasks import distinct_calls
-from kcg.compat.capture import calls_of
+from kcg.compat.capture import calls_of, variable_names
 from kcg.compat.renderers import planning_renderer
+from kcg.compat.scheduling import simplified, with_device
+from kcg.compat.stretch import accesses_of
+from kcg.compat.tiny import Ops, UOp
 from kcg.dataset.journal import Journal
+from kcg.errors import CodecError
 from kcg.kernel import compile as compiler
 from kcg.kernel.analysis import arithmetic, certain_bytes, least_bytes, operations, work_at
-from kcg.kernel.codec import ast_of, kernel_of
+from kcg.kernel.codec import ast_of, decode, kernel_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
-from kcg.kernel.symbolic import at_bounds, at_values, bounds_of, merged, seen_by, thinned
+from kcg.kernel.symbolic import at_bounds, at_values, bounds_of, merged, ranges_of, seen_by, thinned
 from kcg.measure.service import MeasureService, Request, ServiceSettings
 from kcg.types import Kernel, Region, Status, Variables, Workload, WorkloadCall
 from tests.kernels import empty
@@ -41,6 +45,19 @@ def block_doubled() -> Region:
     n, m = Variable("n", 1, ROWS).bind(3), Variable("m", 1, COLUMNS).bind(5)
     (call,) = calls_of((empty(ROWS, COLUMNS)[0:n, 0:m] * 2).sum(1))
     return Region((kernel_of(call.ast),))
+
+
+def sliced_product() -> UOp:
+    """The product of the first rows with a matrix, in a function that is compiled by itself: it is given a buffer of
+    the most rows there can be, and slices it."""
+
+    @function(precompile=True)
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return ((x * 2) @ weight).contiguous()
+
+    start, length = Variable("start", 0, ROWS - 1).bind(3), Variable("length", 1, LARGEST).bind(5)
+    x = empty(1, ROWS, COLUMNS)[:, start : start + length].contiguous()
+    return calls_of(product(x, empty(COLUMNS, 24)))[-1].ast
 
 
 def at(value: int, name: str = "length") -> Variables:
@@ -136,6 +153,28 @@ def test_a_campaign_measures_both_ends() -> None:
     assert sorted(c.variables for c in chosen) == [at(2), at(31)]
 
 
+def test_a_slice_in_a_kernel_is_read_as_tinygrad_indexes_it() -> None:
+    ast = sliced_product()
+    kernel = kernel_of(ast)
+    read = ast_of(kernel)
+    assert {node.op for node in ast.toposort()} - {node.op for node in read.toposort()} == {Ops.SHRINK, Ops.RESHAPE}
+    assert simplified(with_device(ast, None)).src == simplified(read).src, "the kernel that tinygrad schedules"
+    assert kernel_of(read) == kernel and variable_names(ast) == {"length"} == {*ranges_of(kernel)}
+    assert accesses_of(ast) == ((1, 2), (0,)), "for what runs beside it"
+    with pytest.raises(CodecError, match="operation 'SHRINK' is not allowed"):
+        decode(kernel.ast_json.replace('"MUL"', '"SHRINK"', 1))
+
+
+def test_how_long_a_slice_is_may_be_no_variable_of_its_kernel() -> None:
+    @function(precompile=True)
+    def first(x: Tensor) -> Tensor:
+        return (x[:, 0] * 2).contiguous()
+
+    length = Variable("length", 1, LARGEST).bind(5)
+    call = calls_of(first(empty(8, LARGEST)[:, :length].contiguous()))[-1]
+    assert call.variables == () and ranges_of(kernel_of(call.ast)) == {}
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasureService]:
     with MeasureService(
@@ -144,8 +183,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasureService
         yield opened
 
 
-def test_one_binary_runs_and_is_checked_with_every_value(service: MeasureService) -> None:
-    region = rows_summed()
+@pytest.mark.parametrize(
+    "region", [rows_summed, pytest.param(lambda: Region((kernel_of(sliced_product()),)), id="sliced")]
+)
+def test_one_binary_runs_and_is_checked_with_every_value(service: MeasureService, region: Callable[[], Region]) -> None:
+    region = region()
     baseline = KernelSpace(region, service.target).baseline()
     before = service.compilations
     requests = [Request(region, baseline, at(n), "t", in_search=True) for n in (1, 7, LARGEST)]

@@ -35,6 +35,11 @@ def local() -> None:
     print(float(forward(*model()).numpy().sum()))
 
 
+def exiting() -> None:
+    out = forward(*model()).realize()
+    sys.exit(0 * len(out.shape))
+
+
 def jitted() -> None:
     step, inputs = TinyJit(lambda x, first, second: forward(x, first, second).realize()), model()
     for _ in range(3):
@@ -78,6 +83,8 @@ match HOW:
     case "exits":
         out = forward(*model()).realize()
         sys.exit(0)
+    case "exits inside":
+        exiting()
     case "leaves":
         out = forward(*model()).realize()
         os._exit(0)

@@ -19,6 +19,7 @@ from kcg.measure.device_info import detect
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.types import Region, Target
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
+from tests.gguf_file import GGML_TYPES
 from tests.kernels import empty, kernels_of
 from tests.slow import some
 
@@ -26,11 +27,6 @@ TARGET: Target = detect("CPU:X86", 1)[0]
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-
-GGML_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12, "q5_k": 13, "q6_k": 14,
-    "iq3_xxs": 18, "iq3_s": 21, "iq2_s": 22, "iq4_xs": 23, "mxfp4": 39, "q1_0": 41,
-}  # fmt: skip
 
 
 # ---- One block at a time, weight by weight, as `ggml-common.h` describes the structures.

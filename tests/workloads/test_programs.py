@@ -211,3 +211,14 @@ def test_an_optimisation_goes_on_with_what_a_failing_program_ran_and_names_what_
     page, printed = (folder / "report.html").read_text(), "".join(done.stdout.split())
     for line in (ended, *map(str, result.left_out)):
         assert f"kcg: {line}" in done.stderr and "".join(line.split()) in printed and str(escape(line)) in page
+
+
+def test_a_program_with_a_tinygrad_of_its_own_is_refused(tmp_path: Path) -> None:
+    """In its folder, as in a clone of tinygrad: what kcg knows of the installed one does not hold for it."""
+    (tmp_path / "tinygrad").mkdir()
+    (tmp_path / "tinygrad" / "__init__.py").touch()
+    (tmp_path / "script.py").write_text("import tinygrad")
+    with pytest.raises(UsageError, match=rf"imports another tinygrad .*, in {tmp_path}/tinygrad: run it where Python"):
+        capture_program(Program(Form.SCRIPT, str(tmp_path / "script.py")), dev=DEV)
+    asked = python("-c", "from kcg.compat.versions import *; print(tinygrad_version())", cwd=tmp_path)
+    assert asked.stdout == f"another one, in {tmp_path}/tinygrad\n", "so no result is for it"
