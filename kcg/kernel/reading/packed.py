@@ -80,7 +80,7 @@ class Packed:
                 body, ranges = _split(body, ranges, self.bytes, width)
                 chosen = (*chosen, ranges[place + 1])
             rest = tuple(axis for axis in ranges if axis not in chosen)
-            self._unpacked[width] = Unpacked(body, chosen, rest, self.slots)
+            self._unpacked[width] = Unpacked(body, chosen, rest, self.slots, width)
         return self._unpacked[width]
 
 
@@ -92,6 +92,7 @@ class Unpacked:
     chosen: tuple[UOp, ...]  # ranges that are written out
     ranges: tuple[UOp, ...]  # those that threads go through, the last one fastest
     slots: frozenset[int]
+    width: int  # neighbouring bytes that a thread takes at once
 
     @property
     def written(self) -> int:

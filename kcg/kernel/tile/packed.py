@@ -49,7 +49,7 @@ from kcg.types import Target
 
 MOST_VECTORS = 16  # that a word is unpacked for
 MOST_ROWS = 16  # of a program
-MOST_HELD = 64  # sums of a thread
+MOST_HELD, MOST_WORDS = 64, 200  # sums of a thread, and words that it takes at once: of more of them it spilled
 LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
 FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, and programs of a multiprocessor
 VECTOR_BYTES = 16  # that a thread loads at once
@@ -200,9 +200,18 @@ class PackedPlan(TilePlan):
         yield Need("threads with a part of a row each", self.threads, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
         yield Need("sums of a thread", self.held, MOST_HELD)
+        yield Need("words of a thread", self.words, MOST_WORDS)
+
+    @property
+    def words(self) -> int:
+        """Registers of a thread for what it takes of rows and vectors at once, about: words come with others that stand
+        around them."""
+        rows, *vectors = self.tile
+        of_row = 2 * (self.unpacked.width // WORD_BYTES + 1)
+        return self.held // self.area * (rows * of_row + self.unpacked.written * math.prod(vectors))
 
     def registers(self, device: Device) -> Registers:
-        held = self.held + self.unpacked.written
+        held = self.held + self.words
         return Registers(held, 2 * held, device.threads_at_once)
 
     def times(self, target: Target, figures: Figures) -> Times:
@@ -241,7 +250,7 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none."""
     number = len(plan.tile)
-    made = _summed(plan, frame, part, plan.unpacked.groups)
+    made = _summed(plan, plan.unpacked, frame, part, plan.unpacked.groups)
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
     axes, total = made.axes - {number}, frame.writer.fresh("total")
@@ -252,36 +261,36 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
             again = f"tl.max({again}, 0)"
         body = Lines(frame.writer, frame.lines)
         inner = replace(frame, lines=body, outer=frame, bound={}, values={})
-        whole = _summed(plan, inner, part, plan.unpacked.whole_groups)
+        least = plan.view.packed.unpacked(plan.view.packed.widths[-1])  # which takes few registers
+        whole = _summed(plan, least, inner, part, least.whole_groups)
         body.add(f"{total} = tl.sum({whole.text}, {number}, keep_dims=True)")
         frame.lines.extend(f"if {frame.lines.name(again, 'again')} > 0:", body, "not finite: without taking sums apart")
     frame.bound[node] = frame.values[node] = frame.cast(Block(total, "float32", axes), compute_type(node))
 
 
-def _summed(plan: PackedPlan, frame: Frame, part: Part, groups: tuple[Group, ...]) -> Block:
+def _summed(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...]) -> Block:
     """What threads make of a row: in a loop over parts of it, if there is more than one step."""
-    axis, number = Axis(plan.unpacked.ranges, plan.step), len(plan.tile)
-    if plan.loop.steps == 1:
+    axis, number = Axis(unpacked.ranges, plan.step), len(plan.tile)
+    if axis.tiles == 1 and part.count == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        return _Sum(plan, inside).write(groups)
+        return _Sum(plan, unpacked, inside).write(groups)
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
     bind_axis(inside, axis, number, counter)
-    made = _Sum(plan, inside).write(groups)
+    made = _Sum(plan, unpacked, inside).write(groups)
     layout = f", {frame.layout}" if frame.layout else ""
-    every = frozenset(range(frame.rank))
-    frame.lines.add(f"{acc} = tl.zeros({frame.shape(every)}, tl.float32{layout})")
+    frame.lines.add(f"{acc} = tl.zeros({frame.shape(made.axes)}, tl.float32{layout})")
     body.add(f"{acc} = {acc} + {made.text}")
-    steps = -(-plan.loop.steps // part.count)
-    begin, end = "0", str(plan.loop.extent)
+    steps = -(-axis.tiles // part.count)
+    begin, end = "0", str(axis.total)
     if part.count > 1:
         begin = frame.lines.name(f"{part.number} * {steps * plan.step}", "start")
         end = frame.lines.name(f"{begin} + {steps * plan.step}", "end")
-    about = f"{plan.unpacked.written} terms of each of {plan.step} parts of a row at a time"
+    about = f"{unpacked.written} terms of each of {plan.step} parts of a row at a time"
     frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
-    return Block(acc, "float32", every)
+    return Block(acc, "float32", made.axes)
 
 
 _Raw = tuple[int, Steps, int, int | None, int]
@@ -291,8 +300,8 @@ _Raw = tuple[int, Steps, int, int | None, int]
 class _Sum:
     """What a thread makes of the words of one step, written into a frame."""
 
-    def __init__(self, plan: PackedPlan, frame: Frame) -> None:
-        self.plan, self.unpacked, self.frame = plan, plan.unpacked, frame
+    def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame) -> None:
+        self.plan, self.unpacked, self.frame = plan, unpacked, frame
         self.root = frame.outermost()
         self.number = len(plan.tile)
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}

@@ -260,6 +260,7 @@ def test_words_come_as_wide_as_they_are_aligned() -> None:
     _, kernel = product_of("q4_k", 64, 2048)
     p = default_parameters(kernel, TARGET).changed(unpacked=16, tile=(4,), num_warps=1, reduce_tile=32)
     text = generate_kernel(kernel, TARGET, p).source
+    text, _, _ = text.partition("if again")  # of infinite vectors it goes byte by byte
     assert text.count("gl.load(") == len(re.findall(r"gl\.load\(\w+\[", text))  # each of four neighbours
     _, kernel = product_of("q4_0", 64, 2048)
     p = default_parameters(kernel, TARGET).changed(unpacked=16, tile=(4,), num_warps=1, reduce_tile=32)
