@@ -220,7 +220,7 @@ def tables_of(kernel: Any, kind: str, blocks: np.ndarray, rows: int) -> dict[Any
         return Tensor(list(values), dtype=dtype)
 
     packed = FORMATS[kind]
-    packed.unpack(Tensor(blocks[: packed.nbytes].reshape(1, -1), device="CPU"), table)
+    packed.unpack(Tensor(blocks[: packed.nbytes].reshape(1, -1)), table)
     found = {}
     for buffer in kernel.buffers:
         for values in held.values():
@@ -250,7 +250,7 @@ def distance(found: np.ndarray, kind: str, blocks: np.ndarray, vector: np.ndarra
     packed, places = FORMATS[kind], np.linspace(0, rows - 1, CHECKED).astype(int)
     of_rows = blocks.reshape(rows, -1)[places].reshape(-1, packed.nbytes)
     tables = Weights(seed=0)
-    weights = packed.unpack(Tensor(of_rows, device="CPU"), lambda *one: tables._table(*one).to("CPU"))
+    weights = packed.unpack(Tensor(of_rows), tables._table)
     expected = weights.reshape(CHECKED, INPUTS).float().numpy().astype(np.float64) @ vector.astype(np.float64)
     return float(np.linalg.norm(found[places] - expected) / np.linalg.norm(expected))
 
