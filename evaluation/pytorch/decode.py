@@ -196,7 +196,9 @@ def product_row(kind: str, target: Target, pool: ProcessPoolExecutor) -> Row:
     best, seconds = chosen(in_turns(calls, copies))
     out.zero_()
     calls[best](0)
-    far = distance(out.cpu().numpy(), kind, blocks, vector, rows)
+    places = np.linspace(0, rows - 1, CHECKED).astype(int)
+    expected = pool.submit(expected_of, kind, blocks.reshape(rows, -1)[places], vector).result()
+    far = float(np.linalg.norm(out.cpu().numpy()[places] - expected) / np.linalg.norm(expected))
     words = [one[: one.numel() // 4 * 4].view(torch.int32) for one in weights]
     reader, read_s = chosen(in_turns(readers(words, target), copies))
     if far > FAR:
@@ -217,10 +219,10 @@ def tables_of(kernel: Any, kind: str, blocks: np.ndarray, rows: int) -> dict[Any
 
     def table(name: str, values: Sequence[float], dtype: str) -> Tensor:
         held[name] = np.array(values, {"uint8": np.uint8, "float32": np.float32, "uint32": np.uint32}[dtype])
-        return Tensor(list(values), dtype=dtype)
+        return Tensor.empty(len(values), dtype=dtype)
 
     packed = FORMATS[kind]
-    packed.unpack(Tensor(blocks[: packed.nbytes].reshape(1, -1)), table)
+    packed.unpack(Tensor.empty(1, packed.nbytes, dtype="uint8"), table)
     found = {}
     for buffer in kernel.buffers:
         for values in held.values():
@@ -241,18 +243,17 @@ def signs_of(blocks: np.ndarray) -> np.ndarray:
     return np.asarray((seven | (parity[seven] << 7)).astype(np.uint8).reshape(-1))
 
 
-def distance(found: np.ndarray, kind: str, blocks: np.ndarray, vector: np.ndarray, rows: int) -> float:
-    """How far some outputs are from a float64 product, of their size."""
+def expected_of(kind: str, blocks: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The float64 product of some rows of blocks, (rows, bytes). It opens tinygrad's device: not where PyTorch's is."""
     from tinygrad import Tensor
 
-    from kcg.workloads.packed_weights import PackedWeights as Weights
+    from kcg.compat.device import prepare
 
-    packed, places = FORMATS[kind], np.linspace(0, rows - 1, CHECKED).astype(int)
-    of_rows = blocks.reshape(rows, -1)[places].reshape(-1, packed.nbytes)
-    tables = Weights(seed=0)
-    weights = packed.unpack(Tensor(of_rows), tables._table)
-    expected = weights.reshape(CHECKED, INPUTS).float().numpy().astype(np.float64) @ vector.astype(np.float64)
-    return float(np.linalg.norm(found[places] - expected) / np.linalg.norm(expected))
+    prepare("CUDA")
+    tables = PackedWeights(seed=0)
+    unpacked = FORMATS[kind].unpack(Tensor(blocks.reshape(-1, FORMATS[kind].nbytes)), tables._table)
+    weights = unpacked.reshape(len(blocks), -1).float().numpy().astype(np.float64)
+    return np.asarray(weights @ vector.astype(np.float64))
 
 
 # ---- tokens
@@ -287,7 +288,8 @@ def token_row(result: Path, tokens: int) -> Row:
     own = taken(8)
     return {
         "preset": found.preset, "token_s": rounded(tuned), "own_token_s": rounded(own),
-        "tokens_per_s": rounded(1 / tuned), "events_s": rounded((found.model_check and found.model_check.after_s) or 0.0),
+        "tokens_per_s": rounded(1 / tuned),
+        "events_s": rounded((found.model_check and found.model_check.after_s) or 0.0),
         "result_s": rounded(found.search_s), "kcg_version": found.kcg_version,
     }  # fmt: skip
 
