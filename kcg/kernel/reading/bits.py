@@ -58,7 +58,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Linear:
-    """A constant, and fields times whole numbers."""
+    """A constant, and fields times whole numbers: each field once."""
 
     constant: int
     terms: tuple[tuple[Field, int], ...] = ()
@@ -72,10 +72,13 @@ class Linear:
         return low, high
 
     def __add__(self, other: Linear) -> Linear:
-        return Linear(self.constant + other.constant, self.terms + other.terms)
+        terms = dict(self.terms)
+        for field, factor in other.terms:
+            terms[field] = terms.get(field, 0) + factor
+        return Linear(self.constant + other.constant, tuple((one, times) for one, times in terms.items() if times))
 
     def __mul__(self, factor: int) -> Linear:
-        return Linear(self.constant * factor, tuple((field, times * factor) for field, times in self.terms))
+        return Linear(self.constant * factor, tuple((field, times * factor) for field, times in self.terms if factor))
 
 
 def width_of(node: UOp) -> int:
@@ -118,6 +121,8 @@ def linear_of(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None
     if bits is not None:
         return fields_of(bits, signed=_is_signed(node))
     found: Linear | None = None
+    if not _is_integer(node):
+        return None
     match node.op:
         case Ops.ADD:
             one, other = (linear_of(source, loads, known) for source in node.src)
@@ -137,6 +142,10 @@ def linear_of(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None
     return found if least <= low and high <= most else None
 
 
+def _is_integer(node: UOp) -> bool:
+    return dtypes.is_int(node.dtype) or node.dtype in (dtypes.bool, dtypes.weakint)
+
+
 def _is_signed(node: UOp) -> bool:
     return node.dtype is dtypes.weakint or node.dtype in dtypes.sints
 
@@ -144,8 +153,7 @@ def _is_signed(node: UOp) -> bool:
 def _bits_of(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None]) -> Bits | None:
     if node in loads:
         return loads[node]
-    is_number = dtypes.is_int(node.dtype) or node.dtype in (dtypes.bool, dtypes.weakint)
-    if not is_number or is_invalid(node):
+    if not _is_integer(node) or is_invalid(node):
         return None
     size = width_of(node)
     if node.op is Ops.CONST:
@@ -182,7 +190,9 @@ def _combined(node: UOp, one: Bits, other: Bits) -> Bits | None:
             return _shifted(one, constant)
         case Ops.SHR if constant is not None and not is_negative:
             return _shifted(one, -constant)
-    if constant is None or constant < 1 or constant & (constant - 1) or (is_negative and node.op is not Ops.MUL):
+    if constant is None or constant < 1 or constant & (constant - 1):
+        return None
+    if node.op is not Ops.MUL and (is_negative or (_is_signed(node) and other[-1])):  # a quotient of what is below 0
         return None
     places = constant.bit_length() - 1
     match node.op:

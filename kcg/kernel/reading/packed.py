@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -157,7 +157,8 @@ class Unpacked:
             inner = tuple(f for f in factors if f not in shared and self._is_of_rows(f))
             others = tuple(f for f in factors if not self._is_of_rows(f))
             grouped.setdefault(scales, []).append(Term(factor, inner, others))
-        return tuple(Group(scales, tuple(_together(terms))) for scales, terms in grouped.items())
+        groups = (Group(scales, tuple(_together(terms))) for scales, terms in grouped.items())
+        return tuple(group for group in groups if group.terms)
 
     def _shared(self, products: Iterable[tuple[UOp, ...]]) -> set[UOp]:
         """The factors of several terms that are of a row of words: what is of no row is the same for all rows."""
@@ -239,9 +240,12 @@ def _packed_of(kernel: TileKernel) -> Packed | None:
     chosen.sort(key=ranges.index)
     while math.prod(map(extent, chosen)) > MOST_TERMS // 2:  # those of the largest steps are left to threads
         chosen.pop(0)
-    if not chosen and (beside is None or extent(beside) < 2):
-        return None
-    return Packed(reduce, body, tuple(chosen), beside, ranges, slots)
+    if not all(set(gate.ranges) <= set(chosen) for load in _loads(body) for gate in load.gates):
+        return None  # whether something is loaded is not decided by what is written out
+    if any(_reads(load, chosen) > load.buffer.size for load in _loads(body) if load.buffer.slot in slots):
+        return None  # as of images that are convolved, of which outputs share bytes
+    found = Packed(reduce, body, tuple(chosen), beside, ranges, slots)
+    return found if chosen or found.widths[0] > 1 else None
 
 
 def _slots_of_words(kernel: TileKernel, reduce: UOp) -> frozenset[int]:
@@ -323,9 +327,17 @@ def _beside(body: UOp, ranges: tuple[UOp, ...], slots: frozenset[int]) -> UOp | 
 
 def _steps(body: UOp, slots: frozenset[int]) -> list[Affine]:
     """The steps of the loads of words."""
+    return [load.steps for load in _loads(body) if load.buffer.slot in slots and load.steps is not None]
+
+
+def _reads(load: Access, chosen: Sequence[UOp]) -> int:
+    """How many elements a load takes, for each value of the ranges that it steps along but for those chosen ones."""
+    return math.prod(extent(axis) for axis in load.steps or () if axis is not None and axis not in chosen)
+
+
+def _loads(body: UOp) -> list[Access]:
     buffers = buffers_of(UOp.sink(body))
-    loads = [access_of(node, buffers) for node in body.toposort() if node.op is Ops.INDEX]
-    return [load.steps for load in loads if load.buffer.slot in slots and load.steps is not None]
+    return [access_of(node, buffers) for node in body.toposort() if node.op is Ops.INDEX]
 
 
 # ---- bits
@@ -364,7 +376,7 @@ def _words(slot: int, nbytes: int, steps: Steps, places: Mapping[UOp, int]) -> d
                 for node, at in places.items()
             }
         first, last = min(places.values()), max(places.values())
-        if len({at // size for at in places.values()}) > raw_words(last + 1 - first, size):
+        if len({at // size for at in places.values()}) > raw_words(last + 1 - first, math.gcd(size, first)):
             return {
                 node: (Word(slot, steps, WORD_BYTES, (at - first) // WORD_BYTES, (), first), 8 * ((at - first) % 4))
                 for node, at in places.items()

@@ -75,7 +75,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return found is not None and bool(rows_of(kernel, found)) and vectors_of(kernel, found) <= MOST_VECTORS
 
     def preference(self, view: PackedView, target: Target) -> int:
-        return 3
+        return 3 if reads_words(view.kernel, view.packed) else 0
 
     def axes(self, view: PackedView) -> tuple[Axes, ...]:
         rows = rows_of(view.kernel, view.packed)
@@ -168,6 +168,17 @@ def rows_of(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
     """The output ranges that number rows of words."""
     words = {axis for load in kernel.loads if load.buffer.slot in packed.slots for axis in load.node.ranges}
     return tuple(number for number, axis in enumerate(kernel.outputs) if axis in words)
+
+
+def reads_words(kernel: TileKernel, packed: Packed) -> bool:
+    """Whether words are most of what each row reads: not where they are masks of floats."""
+    rows = {kernel.outputs[number] for number in rows_of(kernel, packed)}
+    read = {
+        load.buffer: load.buffer.size * int(load.buffer.dtype.itemsize)
+        for load in kernel.loads
+        if load.buffer.slot in packed.slots or (load.steps is not None and rows & set(load.steps))
+    }
+    return 2 * sum(read[buffer] for buffer in read if buffer.slot in packed.slots) >= sum(read.values())
 
 
 def vectors_of(kernel: TileKernel, packed: Packed) -> int:
@@ -274,12 +285,12 @@ def _summed(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, grou
     if axis.tiles == 1 and part.count == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        return _Sum(plan, unpacked, inside).write(groups)
+        return _existing(_Sum(plan, unpacked, inside).write(groups), inside, number)
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
     bind_axis(inside, axis, number, counter)
-    made = _Sum(plan, unpacked, inside).write(groups)
+    made = _existing(_Sum(plan, unpacked, inside).write(groups), inside, number)
     layout = f", {frame.layout}" if frame.layout else ""
     frame.lines.add(f"{acc} = tl.zeros({frame.shape(made.axes)}, tl.float32{layout})")
     body.add(f"{acc} = {acc} + {made.text}")
@@ -287,10 +298,18 @@ def _summed(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, grou
     begin, end = "0", str(axis.total)
     if part.count > 1:
         begin = frame.lines.name(f"{part.number} * {steps * plan.step}", "start")
-        end = frame.lines.name(f"{begin} + {steps * plan.step}", "end")
+        end = frame.lines.name(f"tl.minimum({begin} + {steps * plan.step}, {axis.total})", "end")
     about = f"{unpacked.written} terms of each of {plan.step} parts of a row at a time"
     frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
     return Block(acc, "float32", made.axes)
+
+
+def _existing(made: Block, frame: Frame, number: int) -> Block:
+    """What threads come to, of which those without a part of the row have none: what they loaded is 0, but a term of it
+    may be another number, or none."""
+    if (mask := frame.masks.get(number)) is None:
+        return made
+    return frame.new(f"tl.where({mask}, {made.text}, 0.0)", "float32", made.axes | {number})
 
 
 _Raw = tuple[int, Steps, int, int | None, int]
@@ -399,7 +418,7 @@ class _Sum:
 
     def _fetch_anywhere(self, slot: int, steps: Steps, first: int, nbytes: int) -> Iterator[Block]:
         """The aligned words around so many bytes that begin anywhere."""
-        count = raw_words(nbytes, math.gcd(WORD_BYTES, *(step for _, step in steps)))
+        count = raw_words(nbytes, math.gcd(WORD_BYTES, first, *(step for _, step in steps)))
         whole = {axis: step // WORD_BYTES for axis, step in steps if step // WORD_BYTES}
         pointer, axes = self._moved(self._words_of(slot, WORD_BYTES), whole, slot)
         begin, amount = self._begin(steps, first), self._bits_before(steps, first)
@@ -430,10 +449,11 @@ class _Sum:
         return f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
 
     def _load_others(self) -> None:
-        """All that is read and is no word; neighbours together."""
+        """All that is read in each step and is no word; neighbours together. What is the same for all steps is read by
+        whoever asks for it, before the loop."""
         groups: dict[tuple[int, UOp], list[tuple[int, UOp, Access]]] = {}
         for node, load in self.unpacked.loads.items():
-            if node in self.unpacked.bits:
+            if node in self.unpacked.bits or self.frame.home(node) is not self.frame:
                 continue
             constant, rest = _without_constant(load.address)
             if load.gates:
@@ -452,8 +472,7 @@ class _Sum:
                 type_ = TYPES[load.buffer.dtype]
                 block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
                 self.known[nodes[constant]] = block
-                home = self.frame.home(nodes[constant])
-                home.bound[nodes[constant]] = home.values[nodes[constant]] = block
+                self.frame.bound[nodes[constant]] = self.frame.values[nodes[constant]] = block
 
     def _buffer(self, slot: int) -> Any:
         return next(b for b in self.frame.writer.kernel.buffers if b.slot == slot)
@@ -604,8 +623,9 @@ class _Sum:
             linear = self.unpacked.linear(node.src[0])
         elif node.op is Ops.WHERE:
             linear = self._chosen(node)
-        is_exact = linear is not None and all(_is_power(factor) for _, factor in linear.terms)
-        return linear if linear is not None and linear.terms and is_exact else None
+        if linear is None or not linear.terms:
+            return None
+        return linear if all(_is_power(times) and one.width <= EXACT_BITS for one, times in linear.terms) else None
 
     def _chosen(self, node: UOp) -> Linear | None:
         """One of two whole numbers by a bit, as a number times that bit."""
@@ -685,19 +705,19 @@ class _Sum:
         return self.wide[word]
 
     def _bind(self, node: UOp) -> None:
-        """Binds what a value is made of words, so that the frame can write the rest."""
+        """Binds what a value is made of words, so that the frame can write the rest. What is the same for all steps is
+        written before the loop, where there are no words yet: as any other value."""
         waiting, seen = [node], set[UOp]()
         while waiting:
             one = waiting.pop()
-            if one in seen:
+            if one in seen or self.frame.home(one) is not self.frame:
                 continue
             seen.add(one)
             is_number = dtypes.is_int(one.dtype) or one.dtype is dtypes.weakint
             linear = self.unpacked.linear(one) if is_number and one.op is not Ops.CONST else None
             if linear is not None and linear.terms:
-                home = self.frame.home(one)
-                if home.find(one) is None:
-                    home.bound[one] = home.values[one] = self._integer(linear, one)
+                if one not in self.frame.bound:
+                    self.frame.bound[one] = self.frame.values[one] = self._integer(linear, one)
             else:
                 waiting.extend(() if one.op is Ops.INDEX else one.src)
 
@@ -714,20 +734,22 @@ class _Sum:
             and first.width == 8 * first.word.nbytes
         ):
             return self.frame.cast(word, type_)
-        total = Block(repr(linear.constant), "int32", constant=linear.constant)
+        low, high = linear.bounds
+        wide = "int32" if low >= -(1 << 31) and high < 1 << 31 else "int64"
+        total = Block(repr(linear.constant), wide, constant=linear.constant)
         for field, factor in linear.terms:
             block = self.words[field.word]
             text = self._as_32(field.word)
             text = self.frame.lines.name(f"{text} >> {field.shift}", "word") if field.shift else text
             if field.shift + field.width < 8 * field.word.nbytes:
                 text = self.frame.lines.name(f"{text} & {field.most}", "bits")
-            part = self.frame.cast(Block(text, "uint32", block.axes), "int32")
+            part = self.frame.cast(Block(text, "uint32", block.axes), wide)
             if factor != 1:
-                part = self.frame.new(f"{part.text} * {factor}", "int32", part.axes)
+                part = self.frame.new(f"{part.text} * {factor}", wide, part.axes)
             total = (
                 part
                 if total.constant == 0
-                else self.frame.new(f"{total.text} + {part.text}", "int32", part.axes | total.axes)
+                else self.frame.new(f"{total.text} + {part.text}", wide, part.axes | total.axes)
             )
         return self.frame.cast(total, type_)
 

@@ -28,7 +28,7 @@ from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.types import Region
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, question_of
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.slow import first, first_rows, some
@@ -161,6 +161,83 @@ def invented(name: str, rows: int, blocks: int) -> tuple[Invented, Region, TileK
     return packed, *_read(empty(1, blocks * packed.weights).dot(weights.T, dtype="float32"))
 
 
+# ---- numbers and sums that no format has
+
+
+@dataclass(frozen=True)
+class Odd:
+    """Weights that are made of blocks in another way, and what they are multiplied with."""
+
+    nbytes: int  # of a block
+    made: Callable[[Tensor], Tensor]  # (blocks, bytes) -> (blocks, weights) of float32
+    blocks: int = 16  # of a row
+    vectors: int = 1
+    x: Callable[[Tensor], Tensor] = lambda x: x
+    halves: tuple[int, ...] = (0,)  # where float16 scales are
+
+    def read(self, rows: int) -> tuple[Region, TileKernel]:
+        weights = self.made(empty(rows * self.blocks, self.nbytes, dtype="uint8")).reshape(rows, -1)
+        return _read(self.x(empty(self.vectors, int(weights.shape[1]))).dot(weights.T, dtype="float32"))
+
+    def given(self, rows: int, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        found = rng.integers(0, 256, (rows * self.blocks, self.nbytes), dtype=np.uint8)
+        for at in self.halves:
+            scales = (rng.uniform(0.5, 1.5, len(found)) * 0.01).astype(np.float16)
+            found[:, at : at + 2] = scales.reshape(-1, 1).view(np.uint8)
+        return found.reshape(-1)
+
+
+def _half(blocks: Tensor, at: int = 0) -> Tensor:
+    return blocks[:, at : at + 2].bitcast(dtypes.float16).cast(dtypes.float32)
+
+
+def _nibbles(values: Tensor) -> Tensor:
+    """(blocks, bytes) of uint8 -> (blocks, twice as many) of float32, between -8 and 7."""
+    parts = Tensor.stack(values.bitwise_and(15), values.rshift(4), dim=1)
+    return (parts.reshape(values.shape[0], -1).cast(dtypes.int32) - 8).cast(dtypes.float32)
+
+
+def _twice(values: Tensor) -> Tensor:
+    """Each half of a byte in both halves of a number: the same bits twice."""
+    low, high = values.bitwise_and(15).cast(dtypes.int32), values.rshift(4).cast(dtypes.int32)
+    return Tensor.stack(low + low * 16, high + values.bitwise_and(240).cast(dtypes.int32), dim=1)
+
+
+def _split_words(values: Tensor) -> Tensor:
+    """Words of 32 bits as numbers of 24 and of 8: the first are wider than a float's fraction."""
+    words = values.bitcast(dtypes.uint32)
+    return Tensor.stack(words.bitwise_and(0xFFFFFF), words.rshift(24), dim=1)
+
+
+def _flat(values: Tensor) -> Tensor:
+    return values.reshape(values.shape[0], -1).cast(dtypes.float32)
+
+
+ODD = {
+    "a scale at an odd byte": Odd(18, lambda b: _nibbles(b[:, 3:11]) * _half(b, 1), halves=(1,)),
+    "bits twice": Odd(18, lambda b: _flat(_twice(b[:, 2:])) * _half(b)),
+    "signed bytes, wider": Odd(
+        34, lambda b: (b[:, 2:].bitcast(dtypes.int8).cast(dtypes.int32) - 3).cast(dtypes.float32) * _half(b)
+    ),
+    "24 bits": Odd(36, lambda b: _flat(_split_words(b[:, 4:])) * _half(b)),
+    "no scale": Odd(200, _nibbles, blocks=1, vectors=3, x=lambda x: x + 1, halves=()),
+    "a divisor": Odd(18, lambda b: _nibbles(b[:, 2:]) / _half(b), blocks=25),
+    "a scale and a minimum of a row": Odd(
+        204, lambda b: _nibbles(b[:, 4:]) * _half(b) - _half(b, 2), blocks=1, vectors=3, halves=(0, 2)
+    ),
+    "a mean of each vector": Odd(
+        18, lambda b: _nibbles(b[:, 2:]) * _half(b), blocks=13, vectors=3,
+        x=lambda x: (x - (mean := empty(3, 1))) * mean * empty(416),
+    ),
+    "numbers that are 0": Odd(
+        18, lambda b: _flat(Tensor.stack(_nibbles(b[:, 2:]) * 0.0, _nibbles(b[:, 2:]), dim=2)) * _half(b)
+    ),
+}  # fmt: skip
+
+
+ODD_ALWAYS = ("a scale at an odd byte", "bits twice", "24 bits", "no scale", "a scale and a minimum of a row")
+
 # ---- tests
 
 
@@ -248,6 +325,38 @@ def test_an_infinite_vector_gives_what_the_kernel_says(tmp_path: Path) -> None:
     vector[5] = np.inf
     case = cases_of(region, kernel, programs_of(kernel, 0), lambda _: blocks.reshape(-1))[0]
     assert compare([replace(case, inputs={**case.inputs, slot: vector})], tmp_path) == [""]
+
+
+@with_triton
+@pytest.mark.parametrize("name", some(ODD, ODD_ALWAYS))
+def test_numbers_and_sums_that_no_format_has(name: str, tmp_path: Path) -> None:
+    odd = ODD[name]
+    region, kernel = odd.read(12)
+    programs = programs_of(kernel, 3)
+    cases = cases_of(region, kernel, programs, lambda number: odd.given(12, number))
+    assert all(np.isfinite(question_of(case).wanted[0].error).all() for case in cases)  # the reference can tell
+    assert compare(cases, tmp_path) == [""] * 4
+
+
+@with_triton
+def test_parts_of_a_sum_end_where_it_ends(tmp_path: Path) -> None:
+    """5 steps in two parts, and 10 in four: the last part is shorter, though each step is whole."""
+    region, kernel = product_of("q4_0", 8, 5 * 32 * 32)
+    first = default_parameters(kernel, TARGET)
+    programs = [first.changed(unpacked=16, split=2), first.changed(unpacked=8, split=4)]
+    assert all(is_legal(kernel, TARGET, p) for p in programs)
+    assert compare(cases_of(region, kernel, programs, lambda n: blocks_of("q4_0", 8, 5120, n)), tmp_path) == [""] * 2
+
+
+def test_sums_that_other_forms_have() -> None:
+    """Loads under conditions that hold for some of a thread's places, images whose bytes several outputs read; masks
+    that are less than the floats beside them may be packed sums, but a search does not begin there."""
+    weights = PackedWeights()("w", (64, 512), "q4_0")
+    assert packed_of(_read(empty(1, 500).pad(((0, 0), (5, 7))).dot(weights.T, dtype="float32"))[1]) is None
+    image = empty(1, 3, 12, 12, dtype="uint8").cast("float32")
+    assert packed_of(_read(image.conv2d(empty(4, 3, 4, 4)))[1]) is None
+    masked = _read((empty(512, 64) * empty(512, 64, dtype="uint8").cast("float32")).sum(1))[1]
+    assert packed_of(masked) is not None and default_parameters(masked, TARGET).form != PACKED
 
 
 def test_what_is_no_packed_sum_has_no_such_program() -> None:
