@@ -307,6 +307,6 @@ def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     source = generate_kernel(kernel, TARGET, p)
     made = compiled_launch(source, source.launches[0], TARGET)
     found = instructions_of(made.cubin, tmp_path)
-    weights = plan.held * plan.unpacked.written
+    weights = plan.held * plan.taken.written
     assert dict(made.report)["spilled_bytes"] == 0
     assert found.total() / weights <= MOST_INSTRUCTIONS[kind], found.most_common(8)
