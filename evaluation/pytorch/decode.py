@@ -294,7 +294,44 @@ def token_row(result: Path, tokens: int) -> Row:
     }  # fmt: skip
 
 
+def torch_row(tokens: int) -> Row:
+    """A token of Llama 3.2 1B in float16 by transformers and torch.compile, with CUDA graphs and a static cache."""
+    import torch
+    import transformers
+
+    from kcg.workloads.llm import llm_config
+
+    ours = llm_config("llama-1b-f16")
+    config = transformers.LlamaConfig(
+        vocab_size=ours.vocabulary, hidden_size=ours.width, intermediate_size=ours.hidden,
+        num_hidden_layers=ours.blocks, num_attention_heads=ours.heads, num_key_value_heads=ours.kv_heads,
+        head_dim=ours.head_size, tie_word_embeddings=True, max_position_embeddings=131072,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).half().cuda().eval()
+    cache = transformers.StaticCache(config=config, max_cache_len=ours.context)
+    begun = time.perf_counter()
+    forward = torch.compile(model.forward, mode="reduce-overhead")
+    text, seconds, ready = torch.ones(1, 1, dtype=torch.long, device="cuda"), [], 0.0
+    with torch.no_grad():
+        for number in range(CAPTURING + tokens):
+            place = torch.tensor([ours.position + number], device="cuda")
+            at = time.perf_counter()
+            logits = forward(input_ids=text, past_key_values=cache, cache_position=place, use_cache=True).logits
+            text = logits[:, -1:].argmax(-1).clone()
+            text.item()
+            seconds.append(time.perf_counter() - at)
+            if number == CAPTURING - 1:
+                ready = time.perf_counter() - begun
+    token_s = statistics.median(seconds[CAPTURING:])
+    made_with = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"token_s": rounded(token_s), "tokens_per_s": rounded(1 / token_s), "ready_s": rounded(ready), **made_with}
+
+
 # ---- the table
+
+
+TORCH = "torch.compile llama-1b-f16"
 
 
 def headline(rows: dict[str, Row]) -> dict[str, Any]:
@@ -312,11 +349,14 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
             figures[f"{name}_tokens_per_s"] = tokens[preset]["tokens_per_s"]
     if "llama-1b-f16" in tokens:
         figures["llama_1b_ms"] = rounded(tokens["llama-1b-f16"]["token_s"] * 1e3)
+        figures["result_s"] = tokens["llama-1b-f16"]["result_s"]
+        if "token_s" in rows.get(TORCH, {}):
+            figures["llama_1b_vs_compile"] = rounded(rows[TORCH]["token_s"] / tokens["llama-1b-f16"]["token_s"])
     return figures
 
 
 def main(
-    only: Annotated[str, typer.Option(help="products, tokens; with commas between")] = "products",
+    only: Annotated[str, typer.Option(help="products, tokens, torch; with commas between")] = "products",
     kinds: Annotated[str, typer.Option(help="formats, with commas between")] = ",".join(KINDS),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json of kcg optimize llm")] = None,
     tokens: Annotated[int, typer.Option(help="tokens that are timed")] = 40,
@@ -352,6 +392,9 @@ def main(
             row = token_row(path, tokens)
             rows.add(f"token {row['preset']}", row)
             typer.echo(f"token {row['preset']}: {row['token_s'] * 1e3:.2f} ms, {row['tokens_per_s']:.0f} a second")
+    if "torch" in only.split(",") and rows.wanted(TORCH):
+        rows.add(TORCH, row := torch_row(tokens))
+        typer.echo(f"{TORCH}: {row['token_s'] * 1e3:.2f} ms, ready after {row['ready_s']:.0f} s")
     typer.echo(json.dumps(headline(rows.rows), indent=1))
 
 

@@ -48,6 +48,7 @@ from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.targets import triton_version
 from kcg.provenance import provenance
 from kcg.types import Target
+from kcg.workloads.packed_weights import PackedWeights
 from tests.chains import region_of
 from tests.kernels import empty
 
@@ -272,6 +273,9 @@ REGIONS: Final[dict[str, Case]] = {
     "pad and join": Case(lambda: new(64, 96).pad(((1, 2), (0, 3)), value=2.5).cat(new(67, 40), dim=1)),
     "integers": Case(lambda: (empty(4096, dtype="int32") // 7) * (empty(4096, dtype="int32") % 5)),
     "running sums": Case(lambda: empty(4, 300).cumsum(1)),
+    # packed weights: blocks that are aligned and have minima, and blocks that begin anywhere, of several vectors
+    "packed weights": Case(lambda: empty(1, 1024) @ PackedWeights()("w", (256, 1024), "q4_k").T),
+    "packed weights, vectors": Case(lambda: empty(3, 512) @ PackedWeights()("w", (96, 512), "q4_0").T),
 }  # fmt: skip
 """By name. The first ten are what a refactoring of before was judged by."""
 

@@ -9,5 +9,5 @@ GENERATOR_VERSION: Final = 2
 """Part of what makes a tile program, see `Toolchain.tile_fingerprint`: by another generator the same parameters are
 another program. What was measured before there was a number has 0."""
 
-TEXTS: Final = "267eefe4e5aa768fb6b8d2581c28d6505ad7e6ed1f47c33ba24b2a64c68c2c87"
+TEXTS: Final = "43cdf54f4d5c06658ef1ad9ea71f907a20d5c5dc3a1dc3f4df2ff4ef5aebadf1"
 """The hash of the texts of this version, over the corpus of `tests/kernel/tile/test_tile_generator.py`."""

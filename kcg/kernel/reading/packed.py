@@ -319,9 +319,15 @@ def _of_place(place: UOp) -> Iterable[UOp]:
 
 
 def _beside(body: UOp, ranges: tuple[UOp, ...], slots: frozenset[int]) -> UOp | None:
-    """The range along which bytes of words lie side by side, the longest one."""
-    steps = _steps(body, slots)
-    found = [axis for axis in ranges if any(one.get(axis) == 1 for one in steps)]
+    """The range along which parts of words lie nearest to each other, the longest one: bytes, or pairs of them where
+    two bytes are a number."""
+    nearest = {
+        axis: min(step for one in _steps(body, slots) if (step := one.get(axis, 0)) > 0)
+        for axis in ranges
+        if any(one.get(axis, 0) > 0 for one in _steps(body, slots))
+    }
+    least = min(nearest.values(), default=0)
+    found = [axis for axis, step in nearest.items() if step == least <= WORD_BYTES]
     return max(found, key=extent, default=None)
 
 

@@ -241,7 +241,7 @@ class Form(Generic[V, P]):
             "loads_by": p.loads, "num_warps": p.num_warps, "num_stages": p.num_stages, "maxnreg": p.maxnreg,
             "warp_specialize": p.warp_specialize, "epilogue_parts": p.epilogue_parts, "read_early": p.read_early,
             "fast_math": p.fast_math, "precision": p.precision, "evict_first": p.evict_first,
-            "evict_last": p.evict_last,
+            "evict_last": p.evict_last, "unpacked": p.unpacked,
         }  # fmt: skip
 
     def write(self, plan: P, writer: Writer) -> Lines:

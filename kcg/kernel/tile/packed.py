@@ -132,7 +132,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         tiles = p.split * tiled.tiles
         return PackedPlan.of(
             self.decided(target, p, tiled.axes, loop),
-            view=view, programs=tiles, tiles=tiles, tiled=tiled, unpacked=unpacked,
+            view=view, programs=tiles, tiles=tiles, tiled=tiled, taken=unpacked,
             partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
         )  # fmt: skip
 
@@ -196,7 +196,7 @@ class PackedPlan(TilePlan):
 
     view: PackedView
     tiled: Tiled
-    unpacked: Unpacked
+    taken: Unpacked  # what a thread takes at once
 
     @property
     def held(self) -> int:
@@ -218,8 +218,8 @@ class PackedPlan(TilePlan):
         """Registers of a thread for what it takes of rows and vectors at once, about: words come with others that stand
         around them."""
         rows, *vectors = self.tile
-        of_row = 2 * (self.unpacked.width // WORD_BYTES + 1)
-        return self.held // self.area * (rows * of_row + self.unpacked.written * math.prod(vectors))
+        of_row = 2 * (self.taken.width // WORD_BYTES + 1)
+        return self.held // self.area * (rows * of_row + self.taken.written * math.prod(vectors))
 
     def registers(self, device: Device) -> Registers:
         held = self.held + self.words
@@ -229,14 +229,14 @@ class PackedPlan(TilePlan):
         """A stream of bytes, beside what is computed of each number."""
         kernel = self.view.kernel
         nbytes = sum(map(bytes_of, (*kernel.loads, kernel.store)))
-        terms = math.prod(kernel.extents) * self.loop.extent * self.unpacked.written
+        terms = math.prod(kernel.extents) * self.loop.extent * self.taken.written
         busy = min(self.programs, target.cores)
         resident = device_of(target).resident(
             threads=self.threads, registers=32 + self.registers(device_of(target)).held
         )
         waves = waves_of(self.programs / (target.cores * resident))
         at_once = min(resident, max(1.0, self.programs / target.cores))
-        flying = at_once * self.threads * self.tile[0] * max(1, self.unpacked.written // 2)
+        flying = at_once * self.threads * self.tile[0] * max(1, self.taken.written // 2)
         stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
         chain_s = waves * (figures.opening_s / 2 + self.loop.steps / self.split * figures.flight_s / at_once)
         return Times((stream_s, OPERATIONS * terms / (figures.plain_ops * busy)), after_s=chain_s)
@@ -261,12 +261,12 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none."""
     number = len(plan.tile)
-    made = _summed(plan, plan.unpacked, frame, part, plan.unpacked.groups)
+    made = _summed(plan, plan.taken, frame, part, plan.taken.groups)
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
     axes, total = made.axes - {number}, frame.writer.fresh("total")
     frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
-    if plan.unpacked.is_apart:
+    if plan.taken.is_apart:
         again = f"tl.where({total} - {total} == 0, 0, 1)"
         for _ in range(frame.rank):
             again = f"tl.max({again}, 0)"

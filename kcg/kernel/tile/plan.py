@@ -156,6 +156,7 @@ class TilePlan:
     precision: str
     evict_first: tuple[int, ...]
     evict_last: tuple[int, ...]
+    unpacked: int  # neighbouring bytes that a thread takes apart at once; 0: nothing is packed
 
     partials: int = 0  # values that the launch leaves for a second one; 0: there is none
 
@@ -306,7 +307,16 @@ def describe(plan: TilePlan) -> str:
 def features(plan: TilePlan) -> Array:
     """A plan as numbers in which neighbours are near: what a predictor sees of it."""
     tile = (*plan.tile, *(1,) * OF_TILE)[:OF_TILE]
-    sizes = (*tile, max(1, plan.area // math.prod(tile)), max(1, plan.step), plan.split, plan.tail, plan.num_warps)
+    apart = max(1, plan.unpacked)
+    sizes = (
+        *tile,
+        max(1, plan.area // math.prod(tile)),
+        max(1, plan.step),
+        plan.split,
+        plan.tail,
+        plan.num_warps,
+        apart,
+    )
     flags = (
         plan.loads_by == TMA,
         plan.persistent,

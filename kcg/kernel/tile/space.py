@@ -199,6 +199,7 @@ class TileSpace:
             long, math.prod(p.tile) >= 32_768, p.axes == self._start.axes, form.start_at is Start.WALKED,
             p.fast_math, form.in_gluon,
             p.precision != "ieee", p.read_early, bool(p.evict_first), bool(p.evict_last), p.maxnreg > 0,
+            p.unpacked > 4,
         )  # fmt: skip
         return tuple(int(bool(flag)) for flag in flags)
 

@@ -20,6 +20,7 @@ from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values, random_parameters
 from kcg.kernel.tile.parameters import FORMS, TMA
 from kcg.kernel.tile.plan import workspace_bytes
+from kcg.workloads.packed_weights import PackedWeights
 from tests.chains import region_of
 from tests.kernels import empty
 from tests.known_targets import KNOWN_TARGETS
@@ -38,6 +39,7 @@ KERNELS: dict[str, tuple[Callable[[], Tensor], set[str]]] = {
     "matmul": (lambda: new(512, 512) @ new(512, 768), {"pipelined", "contraction", "reduction"}),
     "float32": (lambda: empty(64, 4096) @ empty(4096, 64), {"contraction", "reduction"}),
     "running sums": (lambda: empty(64, 300).cumsum(1), {"prefix", "reduction"}),
+    "packed weights": (lambda: empty(1, 256) @ PackedWeights()("w", (64, 256), "q8_0").T, {"packed", "reduction"}),
     "attention": (
         lambda: new(4, 512, 64).scaled_dot_product_attention(new(4, 512, 64), new(4, 512, 64)),
         {"stream", "specialized"},
@@ -46,7 +48,8 @@ KERNELS: dict[str, tuple[Callable[[], Tensor], set[str]]] = {
 """What has which forms."""
 CASES = [(name, form) for name, (_, forms) in KERNELS.items() for form in sorted(forms)]
 PROGRAMS = 8  # random ones of each kernel
-OTHER = {"tail": 2, "loads": TMA, "persistent": 1, "epilogue_parts": 2, "read_early": True, "warp_specialize": True}
+OTHER = {"tail": 2, "loads": TMA, "persistent": 1, "epilogue_parts": 2, "read_early": True, "warp_specialize": True,
+         "unpacked": 4}  # fmt: skip
 """Of what only some forms have another value than the least."""
 
 

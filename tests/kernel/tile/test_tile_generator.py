@@ -23,6 +23,7 @@ from kcg.kernel.tile.parameters import (
     ELEMENTWISE,
     FLASH_ATTENTION,
     FORMS,
+    PACKED,
     PIPELINED,
     PREFIX,
     REDUCTION,
@@ -34,6 +35,7 @@ from kcg.kernel.tile.parameters import (
 from kcg.kernel.tile.space import schedule_of
 from kcg.measure.device_info import toolchain_for
 from kcg.types import Measurement, Status, Toolchain, content_id
+from kcg.workloads.packed_weights import PackedWeights
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON
 from tests.kernels import empty
@@ -49,6 +51,10 @@ def attention() -> Tensor:
     return q.scaled_dot_product_attention(k, v, is_causal=True)
 
 
+def packed() -> Tensor:
+    return empty(1, 512) @ PackedWeights()("w", (64, 512), "q4_k").T
+
+
 BOTH = ((0,), (1,))
 CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (lambda: (empty(512, 512) * 2).silu(), "sm_80", TileParameters(ELEMENTWISE, ((0,),), (256,))),
@@ -56,6 +62,7 @@ CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (lambda: empty(4096, 512).sum(0), "sm_80", TileParameters(REDUCTION, ((0,),), (8,), 256, split=4, num_stages=1)),
     (lambda: empty(512, 1024).softmax(), "sm_90", TileParameters(ROWS, ((0,),), (1,), 1024, num_stages=1)),
     (lambda: empty(64, 256).cumsum(1), "sm_80", TileParameters(PREFIX, BOTH, (8, 256), 1, num_stages=1)),
+    (packed, "sm_90", TileParameters(PACKED, ((0,),), (4,), 32, num_warps=1, num_stages=1, unpacked=16)),
     (product, "sm_80", TileParameters(CONTRACTION, BOTH, (64, 64), 64, group=8, num_stages=4, fast_math=False)),
     (product, "sm_90", TileParameters(CONTRACTION, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=3)),
     (product, "sm_90", TileParameters(PIPELINED, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=4)),

@@ -490,7 +490,7 @@ def test_each_parameter_is_part_of_what_a_correction_goes_by() -> None:
         "tile": (128, 32), "loop": replace(plan.loop, step=64), "split": 2,
         "tail": 2, "group": 4, "evict_first": (0,), "evict_last": (1,), "loads_by": TMA, "persistent": 1,
         "epilogue_parts": 2, "warp_specialize": True, "num_warps": 8, "num_stages": 3, "maxnreg": 128,
-        "fast_math": False, "precision": "tf32x3", "read_early": True,
+        "fast_math": False, "precision": "tf32x3", "read_early": True, "unpacked": 4,
     }  # fmt: skip
     names = {"reduce_tile": "loop", "loads": "loads_by"}
     decided = {names.get(field.name, field.name) for field in fields(TileParameters) if field.name != "axes"}
