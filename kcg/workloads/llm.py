@@ -87,9 +87,13 @@ PRESETS: dict[str, LlmConfig] = {
     "qwen-8b-q8_0": QWEN_8B,
     "moe-1b-q4_k_m": MOE_1B,
     **{f"llama-1b-{kind}": replace(LLAMA_1B, file=kind) for kind in FORMATS if kind not in ("f32", "f16", "q6_k")},
+    "mini-prompt": replace(MINI, position=20, tokens=MOST_TOKENS),
+    "llama-1b-q4_k_m-prompt": replace(LLAMA_1B, file=MIXED, tokens=MOST_TOKENS),
+    "qwen-8b-q4_k_m-prompt": replace(QWEN_8B, file=MIXED, tokens=MOST_TOKENS),
 }
 """`mini` ones run on a CPU. The others are Llama 3.2 1B, Qwen3 8B, and OLMoE with half of its width and of its experts;
-what follows the name of the model is the format of the file."""
+what follows the name of the model is the format of the file. A step takes one token, or as many of a prompt as
+tinygrad's application gives it at most (`prompt`)."""
 
 
 def auto_preset(device: str) -> str:
@@ -325,6 +329,13 @@ def step(
     return model(rope, tokens.contiguous(), temperature, start_pos)
 
 
+def whole(x: Tensor) -> Tensor:
+    """What a step gives of each token, with zeros in the place of those that a piece of a prompt has not: tinygrad
+    reads back no tensor of symbolic size."""
+    count = x.shape[1]
+    return x.pad((None, (0, MOST_TOKENS - count), None)) if isinstance(count, UOp) else x
+
+
 def build(config: LlmConfig) -> tuple[tuple[Tensor], dict[str, Tensor]]:
     """The token of a step, and what it is made of by name, without allocating anything."""
     model, rope = Llm(config), Tensor.empty(config.context, config.head_size)
@@ -337,7 +348,7 @@ def runnable(config: LlmConfig, seed: int) -> Step:
     """A step on random weights with a random past, at temperature 0, which is the application's own.
 
     What varies is the table of rotations, which every block reads: weights are bytes. It gives what the last block
-    gives beside the token, which alone would say little.
+    gives of every token beside the next one, which alone would say little.
     """
     import numpy as np
 
@@ -349,6 +360,7 @@ def runnable(config: LlmConfig, seed: int) -> Step:
     temperature, rope = tensor_of(np.zeros(1), "float32"), tensor_of(rope_of(config), "float32")
 
     def run(*, rope: Tensor, **bound: UOp) -> tuple[Tensor, ...]:
-        return step(model, rope, text, temperature, **bound)
+        token, x = step(model, rope, text, temperature, **bound)
+        return token, whole(x)
 
     return Step({"rope": rope, **variables(config)}, run)

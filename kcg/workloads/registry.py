@@ -122,7 +122,7 @@ def _llm() -> WorkloadSpec:
 
     return WorkloadSpec(
         name="llm",
-        about="one token of a language model with packed weights",
+        about="a token, or a piece of a prompt, of a language model with packed weights",
         presets=tuple(llm.PRESETS),
         auto_preset=llm.auto_preset,
         capture=capture,

@@ -13,14 +13,23 @@ from tinygrad import Tensor, TinyJit
 from tinygrad.helpers import Context
 
 from kcg.compat.capture import recording
-from kcg.errors import CodecError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import baseline_of
 from kcg.measure.device_info import detect
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.workloads.capture import step_workload
-from kcg.workloads.llm import MINI, PRESETS, LlmConfig, build, rope_of, runnable, weights_bytes, weights_of
+from kcg.workloads.llm import (
+    MINI,
+    MOST_TOKENS,
+    PRESETS,
+    LlmConfig,
+    build,
+    rope_of,
+    runnable,
+    weights_bytes,
+    weights_of,
+)
 from kcg.workloads.packed_weights import FORMATS
 from kcg.workloads.registry import find, spec_of
 from tests.captured import captured
@@ -37,16 +46,28 @@ KERNELS = {
     "qwen-8b-q4_k_m": (28, 622),
     "qwen-8b-q8_0": (26, 622),
     "moe-1b-q4_k_m": (31, 394),
+    "mini-prompt": (30, 51),
+    "llama-1b-q4_k_m-prompt": (32, 347),
+    "qwen-8b-q4_k_m-prompt": (36, 911),
 }
 """Distinct kernels and calls of a step."""
+
+PIECES = (
+    {"start_pos": 0, "toks": 1},
+    {"start_pos": 20, "toks": 9},
+    {"start_pos": MINI.context - MOST_TOKENS, "toks": MOST_TOKENS},
+)
+"""Of a prompt: the smallest, one between, and the largest that ends where the context does."""
 
 
 @pytest.mark.parametrize("preset", [pytest.param(p, marks=[] if p == "mini" else [pytest.mark.slow]) for p in KERNELS])
 def test_kernels_of_a_preset(preset: str) -> None:
     workload = captured("llm", preset)
     assert (len(workload.calls), sum(call.calls for call in workload.calls)) == KERNELS[preset]
+    config = PRESETS[preset]
+    place, count = ("start_pos", config.position), ("toks", config.tokens)
     bound = {call.variables for call in workload.calls if call.variables}
-    assert bound == {(("start_pos", PRESETS[preset].position),)}
+    assert bound == ({(count,), (place, count)} if config.tokens else {(place,)})
     assert not workload.left_out
     assert weights_bytes(PRESETS[preset]) < workload.held_bytes
 
@@ -61,6 +82,20 @@ def test_every_kernel_passes_as_a_finalist(preset: str) -> None:
         compiled = compile_schedule(call.region, baseline, target, variables=call.variables)
         result = bench.check(bench.launcher(compiled), call.variables, seeds=FINAL_SEEDS)
         assert result.passed, (call.region.id, result.reason)
+
+
+@pytest.mark.slow
+def test_every_kernel_of_a_prompt_passes_with_few_tokens_and_with_many() -> None:
+    """One binary of each, with one token at the beginning, as many as fit at the end of the context, and between."""
+    target = detect("CPU:X86", 1)[0]
+    for call in captured("llm", "mini-prompt").calls:
+        bench, names = CheckedBench(call.region, target), [name for name, _ in call.variables]
+        every = dict.fromkeys(tuple((name, values[name]) for name in names) for values in PIECES)
+        baseline = baseline_of(call.region, target)
+        compiled = compile_schedule(call.region, baseline, target, variables=call.variables, also=tuple(every))
+        for variables in every:
+            result = bench.check(bench.launcher(compiled.at(variables)), variables, seeds=FINAL_SEEDS)
+            assert result.passed, (call.region.id, variables, result.reason)
 
 
 @pytest.mark.slow
@@ -79,7 +114,7 @@ def test_a_capture_depends_on_no_other_one() -> None:
 def test_presets_suit_their_devices() -> None:
     spec = spec_of("llm")
     assert find("llm", "auto", "CPU")[1] == "mini" and find("llm", "auto", "CUDA")[1] in PRESETS
-    assert set(spec.presets_for("CPU")) == {"mini", "mini-moe"}
+    assert set(spec.presets_for("CPU")) == {"mini", "mini-moe", "mini-prompt"}
     assert spec.weights_bytes is not None and 8.6e9 < spec.weights_bytes("qwen-8b-q8_0") < 8.8e9
 
 
@@ -90,15 +125,6 @@ def test_a_mixed_file_has_more_bits_where_llama_cpp_gives_them() -> None:
     assert {i for i in range(16) if kinds[f"blk.{i}.attn_v.weight"] == "q6_k"} == set(more)
     assert kinds["token_embd.weight"] == "q6_k" and kinds["blk.3.attn_q.weight"] == "q4_k"
     assert kinds["blk.3.ffn_norm.weight"] == "f32"
-
-
-@pytest.mark.slow
-def test_a_piece_of_a_prompt_is_not_encodable() -> None:
-    """A block is a function, and what it is given has a symbolic number of tokens: tinygrad's kernels then hold the
-    view SHRINK(RESHAPE(PARAM)) of it, which no stored kernel has."""
-    config = replace(MINI, position=20, tokens=9)
-    with pytest.raises(CodecError, match="SHRINK"):
-        step_workload("llm", "prompt", lambda: build(config))
 
 
 # ---- A token in NumPy, in float64, of the weights as kcg unpacks them.
@@ -127,11 +153,12 @@ def numpy_step(config: LlmConfig, state: dict[str, Array], token: int) -> Array:
             q, k = (part.reshape(-1, size // 2, 2).transpose(0, 2, 1).reshape(-1, size) for part in (q, k))
         if config.query_norm:
             q, k = normed(f"{name}.attn_q_norm", q), normed(f"{name}.attn_k_norm", k)
-        q, k, past = turned(q), turned(k), state[f"{name}.cache_kv"][:, 0, :, :at]
+        q, k, cache = turned(q), turned(k), state[f"{name}.cache_kv"][:, 0]
+        cache[:, :, at] = k, v  # for the tokens after this one
         mixed = np.empty_like(q)
         for head in range(config.heads):
             shared = head * config.kv_heads // config.heads
-            keys, values = (np.concatenate([past[j, shared], new[shared][None]]) for j, new in enumerate((k, v)))
+            keys, values = cache[:, shared, : at + 1]
             mixed[head] = softmax(keys @ q[head] / math.sqrt(size)) @ values
         x = x + state[f"{name}.attn_output.weight"] @ mixed.reshape(-1)
         x = x + feed_forward(config, state, name, normed(f"{name}.ffn_norm", x))
@@ -197,9 +224,34 @@ def test_a_token_is_that_of_numpy(config: LlmConfig) -> None:
     assert config.blocks == 1 or int(outputs[0].item()) == int(wanted[config.width :].argmax())
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(replace(MINI, file="f16", blocks=1, vocabulary=96, position=20, tokens=3), id="one block"),
+        pytest.param(replace(PRESETS["mini-prompt"], position=MINI.context - MOST_TOKENS), id="mini"),
+        pytest.param(replace(PRESETS["mini-prompt"], position=0, tokens=1), id="one token"),
+    ],
+)
 @pytest.mark.slow
-def test_what_runs_is_what_was_captured_and_repeats() -> None:
-    step, run = runnable(MINI, 0), None
+def test_a_piece_of_a_prompt_is_its_tokens_one_after_another(config: LlmConfig) -> None:
+    from kcg.workloads import llm
+
+    model, places = llm.Llm(config, seed=3), range(config.position, config.position + config.tokens)
+    text = np.random.default_rng(7).integers(0, config.vocabulary, (1, config.context)).astype(np.int32)
+    rope = Tensor(rope_of(config).astype(np.float32)).realize()
+    with Context(NOOPT=1):
+        outputs = llm.step(model, rope, Tensor(text).realize(), Tensor([0.0]).realize(), **llm.variables(config))
+        state = state_of(config, model)
+        wanted = [numpy_step(replace(config, position=at), state, int(text[0, at])) for at in places]
+        made = llm.whole(outputs[1]).numpy()[0, : config.tokens]
+    np.testing.assert_allclose(made, [values[: config.width] for values in wanted], atol=2e-4)
+    assert int(outputs[0].item()) == int(wanted[-1][config.width :].argmax())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["mini", "mini-prompt"])
+def test_what_runs_is_what_was_captured_and_repeats(preset: str) -> None:
+    step, run = runnable(PRESETS[preset], 0), None
     with recording() as recorder:
         run = TinyJit(step.run)
         outputs = []
@@ -207,7 +259,7 @@ def test_what_runs_is_what_was_captured_and_repeats() -> None:
             made = run(**step.inputs)
             outputs.append([np.asarray(t.numpy()) for t in made])
     called = {kernel_of(call.ast).id for call in recorder.calls()}
-    assert {call.region.id for call in captured("llm", "mini").calls} <= called
+    assert {call.region.id for call in captured("llm", preset).calls} <= called
     assert all(
         np.array_equal(one, other) for again in outputs[1:] for one, other in zip(outputs[0], again, strict=True)
     )

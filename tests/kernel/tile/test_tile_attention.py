@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tinygrad import Tensor, Variable
 
@@ -24,6 +27,8 @@ from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.kernel.tile.views import AttentionView
 from kcg.types import Region
+from kcg.workloads.capture import step_workload
+from kcg.workloads.llm import MINI, MOST_TOKENS, build
 from tests.captured import captured
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, wrong_of
@@ -484,6 +489,75 @@ def test_attention_of_a_decoding_llama(preset: str, tmp_path: Path) -> None:
         program = generate(region, TARGET, in_parts(region, 2), interpreted=True)
         cases = {f"{n}": Case(region, program, (("start_pos", n),)) for n in (1, 20, 63)}
         assert not wrong_of(cases, tmp_path)
+
+
+@cache
+def of_a_token(context: int) -> Region:
+    """The calls of a block of a small language model that read its cache, one token after so many."""
+    config = replace(MINI, context=context, position=context - 1, blocks=1)
+    (sequence,) = step_workload("llm", "mini", lambda: build(config)).sequences
+    every = (sequence.region(*range(place, place + 5)) for place in range(len(sequence.calls) - 4))
+    (region,) = filter(_is_attention, every)
+    return region
+
+
+def only_ends_count(region: Region, p: TileParameters, context: int, start: int) -> dict[int, np.ndarray]:
+    """Inputs with which the first and the last key of each part of a program share all weight: one that is left out,
+    is read twice or elsewhere changes the result by more than any rounding. Nothing is rotated."""
+    _, query, turns, cache = region.args[0]
+    size, heads, keys = MINI.head_size, MINI.kv_heads, start + 1
+    chunk = -(-keys // (p.reduce_tile * p.split)) * p.reduce_tile
+    ends = [at for at in {start, *(n * chunk - before for n in range(p.split) for before in (0, 1))} if 0 <= at < keys]
+    rng = np.random.default_rng(start)
+    held = rng.normal(size=(2, heads, context, size)).astype(np.float32)
+    held[0] /= 4
+    held[0][:, ends] = 2  # a score of 16, where others are of -1 to 1
+    rope = np.repeat(np.float32([[1, 0]]), size // 2, axis=1).repeat(context, axis=0)
+    return {query: np.ones(MINI.heads * size, np.float32), turns: rope.reshape(-1), cache: held.reshape(-1)}
+
+
+@pytest.mark.slow
+@interpreted
+@pytest.mark.parametrize(
+    ("context", "starts", "splits"),
+    [(16, (0, 15), (1, 2)), (1024, (15, 1022, 1023), (3, 32)), (32_768, (15, 1023, 32_767), (56,))],
+)
+def test_attention_of_a_token_with_few_keys_and_with_many(
+    context: int, starts: tuple[int, ...], splits: tuple[int, ...], tmp_path: Path
+) -> None:
+    """On ordinary data, and where each key at an end of a part has as much weight as any other."""
+    region, cases, broken = of_a_token(context), {}, {}
+    for split, loads in product(splits, (POINTER, TMA)):
+        p = replace(in_parts(region, split, loads), reduce_tile=min(64, context))
+        program = generate(region, TARGET, p, interpreted=True)
+        assert len(program.launches) == (1 if split == 1 else 2)
+        for start in starts:
+            variables, name = (("start_pos", start),), f"{split} {loads} {start}"
+            cases[name] = Case(region, program, variables)
+            inputs = only_ends_count(region, p, context, start)
+            cases[f"{name} ends"] = Case(region, program, variables, inputs=inputs)
+            if split > 1 and start == context - 1:
+                lost = f"begin + chunk - {p.reduce_tile},"  # the last step of each part
+                for text, other in (("begin + chunk,", lost), ("* chunk\n", "* chunk + 1\n")):
+                    wrong = replace(program, source=program.source.replace(text, other, 1))
+                    assert wrong.source != program.source
+                    broken[f"{name} {other}"] = Case(region, wrong, variables, inputs=inputs)
+    assert not wrong_of(cases, tmp_path)
+    assert set(wrong_of(broken, tmp_path)) == set(broken)
+
+
+@pytest.mark.slow
+@interpreted
+def test_attention_of_a_piece_of_a_prompt(tmp_path: Path) -> None:
+    """Each token sees the past and those of the piece before it, a variable number: with one and with many."""
+    (sequence,) = captured("llm", "mini-prompt").sequences
+    every = (sequence.region(*range(place, place + 6)) for place in range(len(sequence.calls) - 5))
+    found = list(filter(_is_attention, every))
+    assert len(found) == MINI.blocks
+    program = generate(found[0], TARGET, parameters(found[0]), interpreted=True)
+    pieces = [(0, 1), (20, 9), (MINI.context - MOST_TOKENS, MOST_TOKENS)]
+    cases = {f"{at} {n}": Case(found[0], program, (("start_pos", at), ("toks", n))) for at, n in pieces}
+    assert not wrong_of(cases, tmp_path)
 
 
 def _is_attention(region: Region) -> bool:
