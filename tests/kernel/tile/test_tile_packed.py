@@ -36,7 +36,7 @@ from tests.slow import first, first_rows, some
 TARGET = KNOWN_TARGETS["sm_90"]
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
-RUN_ALWAYS = ("q4_k", "q8_0", "mxfp4")
+RUN_ALWAYS = ("q4_k", "q8_0")
 MOST_INSTRUCTIONS = {"q4_k": 9.0, "mxfp4": 9.0, "q6_k": 13.0, "q8_0": 14.0}
 """Machine instructions a weight, of those that read a model at the memory's speed."""
 
