@@ -106,6 +106,7 @@ def test_every_format_is_captured(kind: str) -> None:
     assert len(workload.calls) >= 22
 
 
+@pytest.mark.slow
 def test_a_capture_depends_on_no_other_one() -> None:
     Tensor.rand(7)  # which moves the counter of random numbers on, when it is realised
     assert step_workload("llm", "mini", lambda: build(MINI)) == replace(captured("llm", "mini"), preset="mini")
