@@ -1,8 +1,8 @@
 """Decoding at the memory's speed: products with packed weights, and whole tokens by an independent clock.
 
-    python -m evaluation.pytorch.decode --only products --work kcg-out/decode
+    python -m evaluation.pytorch.decode --only products
     python -m evaluation.pytorch.decode --only tokens --result kcg-out/llm/RESULT.json
-    python -m evaluation.pytorch.decode --table
+    python -m evaluation.pytorch.decode --only torch
 
 A product is of 64 MB of packed weights or more and one vector. Its programs run in one CUDA graph that goes through
 copies of the weights, which together are more than four times the L2 cache; so do kernels that only read as many bytes,
@@ -135,7 +135,7 @@ def chosen(seen: dict[str, list[float]]) -> tuple[str, float]:
     return best, statistics.median(seen[best][1::2])
 
 
-def readers(words: Sequence[Any], target: Target) -> dict[str, Call]:
+def readers(words: Sequence[Any]) -> dict[str, Call]:
     """Kernels that only read."""
     import torch
     import triton
@@ -200,7 +200,7 @@ def product_row(kind: str, target: Target, pool: ProcessPoolExecutor) -> Row:
     expected = pool.submit(expected_of, kind, blocks.reshape(rows, -1)[places], vector).result()
     far = float(np.linalg.norm(out.cpu().numpy()[places] - expected) / np.linalg.norm(expected))
     words = [one[: one.numel() // 4 * 4].view(torch.int32) for one in weights]
-    reader, read_s = chosen(in_turns(readers(words, target), copies))
+    reader, read_s = chosen(in_turns(readers(words), copies))
     if far > FAR:
         return {"status": "failed", "reason": f"off by {far:.2g} of the outputs' size"}
     return {
