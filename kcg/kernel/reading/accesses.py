@@ -69,6 +69,13 @@ def stored_of(ast: UOp, buffers: dict[UOp, BufferSlot]) -> Stored:
     return Stored(target, value, (*target.gates, *gates), tuple(outputs))
 
 
+def loads_of(*values: UOp) -> list[Access]:
+    """The loads that values are made of."""
+    whole = UOp.sink(*values)
+    buffers = buffers_of(whole)
+    return [access_of(node, buffers) for node in whole.toposort() if node.op is Ops.INDEX]
+
+
 def access_of(index: UOp, buffers: dict[UOp, BufferSlot]) -> Access:
     places, gates = [], list[UOp]()
     for source in index.src[1:]:

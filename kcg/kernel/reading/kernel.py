@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from kcg.compat.scheduling import simplified
 from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
@@ -23,6 +23,8 @@ from kcg.kernel.reading.contractions import Contraction, Operand, contraction_of
 from kcg.kernel.reading.merging import with_maxima_first, with_reductions_merged
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.types import Region
+
+T = TypeVar("T")
 
 MAX_REDUCE_DEPTH = 3  # reductions inside reductions: each is an axis of every block
 MOST_SHARING = 4  # contractions of one operand: each has a sum of its own in the registers
@@ -214,6 +216,13 @@ class TileKernel:
     def views(self) -> dict[type, Any]:
         """What forms of programs see in it, by the view's type, as far as somebody asked."""
         return {}
+
+    def once(self, of: type[T], read: Callable[[TileKernel], T | None]) -> T | None:
+        """What it is read as, where a pattern is there: read when somebody first asks."""
+        if of not in self.views:
+            self.views[of] = read(self)
+        found: T | None = self.views[of]
+        return found
 
     @cached_property
     def compared(self) -> frozenset[UOp]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kcg.compat.tiny import AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
-from kcg.kernel.ast import Affine, affine, extent, is_invalid, is_symbolic
-from kcg.kernel.reading.accesses import Access, access_of, buffers_of
+from kcg.kernel.ast import affine, extent, is_invalid, is_symbolic
+from kcg.kernel.reading.accesses import Access, loads_of
 from kcg.kernel.reading.bits import Bits, Linear, Steps, Word, linear_of
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.kernel import TileKernel
@@ -50,7 +50,6 @@ class Group:
 class Packed:
     """The sum of a kernel, before it is said how many bytes a thread takes at once."""
 
-    reduce: UOp
     body: UOp  # a term, over the ranges below
     chosen: tuple[UOp, ...]  # ranges that are written out, whatever a thread takes
     bytes: UOp | None  # the range along which bytes lie side by side
@@ -111,9 +110,7 @@ class Unpacked:
     @cached_property
     def loads(self) -> dict[UOp, Access]:
         """All loads of these terms, by their nodes."""
-        whole = UOp.sink(*self.terms)
-        buffers = buffers_of(whole)
-        return {node: access_of(node, buffers) for node in whole.toposort() if node.op is Ops.INDEX}
+        return {load.node: load for load in loads_of(*self.terms)}
 
     @cached_property
     def bits(self) -> dict[UOp, Bits]:
@@ -219,10 +216,7 @@ class Unpacked:
 
 def packed_of(kernel: TileKernel) -> Packed | None:
     """The sum of packed terms that is a kernel's only reduction; None where it has none."""
-    if Packed not in kernel.views:
-        kernel.views[Packed] = _packed_of(kernel)
-    found: Packed | None = kernel.views[Packed]
-    return found
+    return kernel.once(Packed, _packed_of)
 
 
 def _packed_of(kernel: TileKernel) -> Packed | None:
@@ -236,15 +230,17 @@ def _packed_of(kernel: TileKernel) -> Packed | None:
         return None
     body, ranges = _with_digits(reduce.src[0], tuple(reduce.src[1:]))
     chosen = [axis for axis in _choosing(body) if axis in ranges]
-    beside = _beside(body, tuple(axis for axis in ranges if axis not in chosen), slots)
+    loads = loads_of(body)
+    words = [load for load in loads if load.buffer.slot in slots]
+    beside = _beside(words, tuple(axis for axis in ranges if axis not in chosen))
     chosen.sort(key=ranges.index)
     while math.prod(map(extent, chosen)) > MOST_TERMS // 2:  # those of the largest steps are left to threads
         chosen.pop(0)
-    if not all(set(gate.ranges) <= set(chosen) for load in _loads(body) for gate in load.gates):
+    if not all(set(gate.ranges) <= set(chosen) for load in loads for gate in load.gates):
         return None  # whether something is loaded is not decided by what is written out
-    if any(_reads(load, chosen) > load.buffer.size for load in _loads(body) if load.buffer.slot in slots):
+    if any(_reads(load, chosen) > load.buffer.size for load in words):
         return None  # as of images that are convolved, of which outputs share bytes
-    found = Packed(reduce, body, tuple(chosen), beside, ranges, slots)
+    found = Packed(body, tuple(chosen), beside, ranges, slots)
     return found if chosen or found.widths[0] > 1 else None
 
 
@@ -318,32 +314,19 @@ def _of_place(place: UOp) -> Iterable[UOp]:
     return [place]
 
 
-def _beside(body: UOp, ranges: tuple[UOp, ...], slots: frozenset[int]) -> UOp | None:
+def _beside(words: Sequence[Access], ranges: tuple[UOp, ...]) -> UOp | None:
     """The range along which parts of words lie nearest to each other, the longest one: bytes, or pairs of them where
     two bytes are a number."""
-    nearest = {
-        axis: min(step for one in _steps(body, slots) if (step := one.get(axis, 0)) > 0)
-        for axis in ranges
-        if any(one.get(axis, 0) > 0 for one in _steps(body, slots))
-    }
+    along = {axis: [step for load in words if (step := (load.steps or {}).get(axis, 0)) > 0] for axis in ranges}
+    nearest = {axis: min(steps) for axis, steps in along.items() if steps}
     least = min(nearest.values(), default=0)
     found = [axis for axis, step in nearest.items() if step == least <= WORD_BYTES]
     return max(found, key=extent, default=None)
 
 
-def _steps(body: UOp, slots: frozenset[int]) -> list[Affine]:
-    """The steps of the loads of words."""
-    return [load.steps for load in _loads(body) if load.buffer.slot in slots and load.steps is not None]
-
-
 def _reads(load: Access, chosen: Sequence[UOp]) -> int:
     """How many elements a load takes, for each value of the ranges that it steps along but for those chosen ones."""
     return math.prod(extent(axis) for axis in load.steps or () if axis is not None and axis not in chosen)
-
-
-def _loads(body: UOp) -> list[Access]:
-    buffers = buffers_of(UOp.sink(body))
-    return [access_of(node, buffers) for node in body.toposort() if node.op is Ops.INDEX]
 
 
 # ---- bits

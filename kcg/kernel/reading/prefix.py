@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kcg.compat.tiny import AxisType, Ops, UOp
 from kcg.kernel.ast import extent, is_symbolic
-from kcg.kernel.reading.accesses import Access, access_of, buffers_of
+from kcg.kernel.reading.accesses import Access, loads_of
 from kcg.kernel.reading.indices import decided, moved
 from kcg.kernel.reading.kernel import TileKernel
 
@@ -27,10 +27,7 @@ class Prefix:
 
 def prefix_of(kernel: TileKernel) -> Prefix | None:
     """The prefix sum that is a kernel's only reduction; None where it has none."""
-    if Prefix not in kernel.views:
-        kernel.views[Prefix] = _prefix_of(kernel)
-    found: Prefix | None = kernel.views[Prefix]
-    return found
+    return kernel.once(Prefix, _prefix_of)
 
 
 def _prefix_of(kernel: TileKernel) -> Prefix | None:
@@ -43,10 +40,8 @@ def _prefix_of(kernel: TileKernel) -> Prefix | None:
     for along in kernel.outputs:
         if not is_symbolic(along) and extent(along) == extent(window) > 1 and _is_prefix(reduce.src[0], along, window):
             value = decided(moved(reduce.src[0], {window: window.const_like(extent(window) - 1)}))
-            whole = UOp.sink(kernel.value.substitute({reduce: value}), *kernel.store.node.src[1:], *kernel.gates)
-            buffers = buffers_of(whole)
-            loads = tuple(access_of(node, buffers) for node in whole.toposort() if node.op is Ops.INDEX)
-            return Prefix(reduce, along, value, loads)
+            whole = kernel.value.substitute({reduce: value})
+            return Prefix(reduce, along, value, tuple(loads_of(whole, *kernel.store.node.src[1:], *kernel.gates)))
     return None
 
 

@@ -209,6 +209,13 @@ class Chosen:
         return cls(pointer, slots, tuple(conditions))
 
 
+def sliced(layout: str, axes: Sequence[int]) -> str:
+    """The layout of blocks without some axes of those that lie by a layout."""
+    for axis in reversed(axes):
+        layout = f"gl.SliceLayout({axis}, {layout})"
+    return layout
+
+
 def choice(conditions: Sequence[str], *texts: str) -> str:
     """One of several expressions: the first whose condition holds, else the last. By a quotient and a remainder Triton
     3.6 no longer sees that a column is aligned."""
@@ -309,11 +316,8 @@ class Frame:
 
     def elements(self, count: int, axis: int) -> str:
         """The expression of the vector 0, 1, ... of an axis."""
-        layout = self.layout
-        for other in reversed(range(self.rank)):
-            if layout and other != axis:
-                layout = f"gl.SliceLayout({other}, {layout})"
-        return f"tl.arange(0, {count}{layout and f', {layout}'})"
+        others = [other for other in range(self.rank) if other != axis]
+        return f"tl.arange(0, {count}{self.layout and f', {sliced(self.layout, others)}'})"
 
     def along(self, vector: str, axis: int) -> str:
         """A vector as a block that extends along one axis."""

@@ -24,14 +24,14 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.packed import WORD_BYTES, Group, Packed, Term, Unpacked, packed_of, raw_words
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type, sliced
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
 from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, TilePlan, Times
-from kcg.kernel.tile.reduction import Part, may_split
+from kcg.kernel.tile.reduction import Part
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -40,6 +40,7 @@ from kcg.kernel.tile.tiles import (
     bind_axis,
     bind_tile,
     count_of,
+    is_power_of_two,
     open_frame,
     power_of_two,
     split_number,
@@ -98,9 +99,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             case "unpacked":
                 return view.packed.widths
             case "split":
-                return SPLITS if may_split(view.kernel) else (1,)
-            case "num_stages":
-                return (1,)
+                return SPLITS if view.may_split else (1,)
             case "evict_first":
                 return streamed(view.kernel, target, p, always=True)
         return super().values(view, target, p, field)
@@ -117,7 +116,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return warps_of(device, (1, 2, 4, 8))
 
     def may_split(self, view: PackedView) -> bool:
-        return may_split(view.kernel)
+        return view.may_split
 
     def check(self, view: PackedView, p: TileParameters) -> None:
         if p.unpacked not in view.packed.widths:
@@ -322,7 +321,6 @@ class _Sum:
     def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame) -> None:
         self.plan, self.unpacked, self.frame = plan, unpacked, frame
         self.root = frame.outermost()
-        self.number = len(plan.tile)
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
         self.aligned: dict[tuple[int, Steps, int], set[int]] = {}
         self.anywhere: dict[tuple[int, Steps, int], int] = {}
@@ -527,15 +525,12 @@ class _Sum:
             wide = f"{WIDE_LAYOUT}_{count}_of_{'_'.join(frame.word(axis) for axis in sorted(axes))}"
             made = _layout(self.plan, axes, count)
             frame.writer.helpers.setdefault(wide, f"{wide} = gl.constexpr({made})\n")
-            layout = wide
-            for axis in reversed(range(frame.rank)):
-                layout = f"gl.SliceLayout({axis}, {layout})"
-            lanes = f"tl.arange(0, {count}, {layout})"
+            lanes = f"tl.arange(0, {count}, {sliced(wide, range(frame.rank))})"
         lanes = self.root.lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
 
         def lying(text: str, hint: str) -> str:
             text = frame.lines.name(text, hint) if " " in text else text
-            own = f"tl.convert_layout({text}, gl.SliceLayout({frame.rank}, {wide}))"
+            own = f"tl.convert_layout({text}, {sliced(wide, [frame.rank])})"
             return frame.lines.name(own, hint) if wide else text
 
         base = lying(at, "at")
@@ -543,16 +538,16 @@ class _Sum:
         block = frame.lines.name(f"tl.load({base}[{rows}] + {lanes}{own}{policy})", hint)
         sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
         if count == 2:
-            return [frame.laid_as(text) for text in self._halves(frame, block, hint)]
+            return [frame.laid_as(text) for text in self._halves(block, hint)]
         pairs = frame.lines.name(f"{block}.reshape([{', '.join(map(str, [*sizes, 2, 2]))}])", hint)
-        even, odd = self._halves(frame, pairs, hint)
-        (one, three), (two, four) = self._halves(frame, even, hint), self._halves(frame, odd, hint)
+        even, odd = self._halves(pairs, hint)
+        (one, three), (two, four) = self._halves(even, hint), self._halves(odd, hint)
         return [frame.laid_as(text) for text in (one, two, three, four)]
 
-    def _halves(self, frame: Frame, text: str, hint: str) -> tuple[str, str]:
+    def _halves(self, text: str, hint: str) -> tuple[str, str]:
         """The first and the second of each pair."""
-        one, other = (frame.writer.fresh(hint) for _ in range(2))
-        frame.lines.add(f"{one}, {other} = tl.split({text})")
+        one, other = (self.frame.writer.fresh(hint) for _ in range(2))
+        self.frame.lines.add(f"{one}, {other} = tl.split({text})")
         return one, other
 
     # ---- values
@@ -625,7 +620,11 @@ class _Sum:
             linear = self._chosen(node)
         if linear is None or not linear.terms:
             return None
-        return linear if all(_is_power(times) and one.width <= EXACT_BITS for one, times in linear.terms) else None
+        return (
+            linear
+            if all(is_power_of_two(abs(times)) and one.width <= EXACT_BITS for one, times in linear.terms)
+            else None
+        )
 
     def _chosen(self, node: UOp) -> Linear | None:
         """One of two whole numbers by a bit, as a number times that bit."""
@@ -691,7 +690,7 @@ class _Sum:
             text = self.frame.lines.name(f"{text} ^ {signs}", "word")
         if shift + field.width > EXACT_BITS:
             moved = 16 if shift >= 16 and shift + field.width - 16 <= EXACT_BITS else shift
-            text, shift = self.frame.lines.name(f"{text} >> {moved}", "word"), shift - moved
+            text, shift = self._shifted(text, -moved), shift - moved
         mask = field.most << shift
         if shift == 0 and field.width == 8 * field.word.nbytes:
             return self.frame.lines.name(f"{text} | {MAGIC}", "bits"), shift, word.axes
@@ -713,8 +712,7 @@ class _Sum:
             if one in seen or self.frame.home(one) is not self.frame:
                 continue
             seen.add(one)
-            is_number = dtypes.is_int(one.dtype) or one.dtype is dtypes.weakint
-            linear = self.unpacked.linear(one) if is_number and one.op is not Ops.CONST else None
+            linear = self.unpacked.linear(one) if one.op is not Ops.CONST else None
             if linear is not None and linear.terms:
                 if one not in self.frame.bound:
                     self.frame.bound[one] = self.frame.values[one] = self._integer(linear, one)
@@ -740,7 +738,7 @@ class _Sum:
         for field, factor in linear.terms:
             block = self.words[field.word]
             text = self._as_32(field.word)
-            text = self.frame.lines.name(f"{text} >> {field.shift}", "word") if field.shift else text
+            text = self._shifted(text, -field.shift)
             if field.shift + field.width < 8 * field.word.nbytes:
                 text = self.frame.lines.name(f"{text} & {field.most}", "bits")
             part = self.frame.cast(Block(text, "uint32", block.axes), wide)
@@ -841,7 +839,3 @@ def _side_by_side(fields: list[tuple[Field, int, bool]]) -> list[list[tuple[Fiel
 def _is_exact(number: float) -> bool:
     """Whether float32 has a number."""
     return float(np.float32(number)) == number
-
-
-def _is_power(factor: int) -> bool:
-    return factor != 0 and abs(factor) & (abs(factor) - 1) == 0

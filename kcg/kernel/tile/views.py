@@ -70,6 +70,11 @@ class View:
         return ()
 
     @cached_property
+    def may_split(self) -> bool:
+        """Whether programs may share its sums."""
+        return may_split(self.kernel)
+
+    @cached_property
     def depth(self) -> int:
         """Reductions inside of each other."""
         return depth_of(self.kernel.reductions)
@@ -95,11 +100,6 @@ class ReductionView(View):
         if not kernel.reductions:
             raise UnsupportedTile("form", "a reduction, where nothing is reduced")
         return super()._of(kernel)
-
-    @cached_property
-    def may_split(self) -> bool:
-        """Whether programs may share its sums."""
-        return may_split(self.kernel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +178,6 @@ class MatmulView(View):
     def launched(self) -> tuple[MatmulView, ...]:
         """The products whose tiles are programs of one launch, each by itself."""
         return tuple(map(MatmulView.of, self.kernel.launched)) if self.kernel.grouped else (self,)
-
-    @cached_property
-    def may_split(self) -> bool:
-        """Whether programs may share its sums."""
-        return may_split(self.kernel)
 
     @cached_property
     def may_stream_k(self) -> bool:
