@@ -118,6 +118,35 @@ class Unpacked:
         return _bits_of_loads(self.loads, self.slots)
 
     @cached_property
+    def words(self) -> dict[Word, int]:
+        """The words, and how many of their bytes are used."""
+        found: dict[Word, int] = {}
+        for bits in self.bits.values():
+            for bit in bits:
+                if not isinstance(bit, int):
+                    found[bit[0]] = max(found.get(bit[0], 0), bit[1] // 8 + 1)
+        return found
+
+    @cached_property
+    def aligned(self) -> dict[tuple[int, Steps, int], set[int]]:
+        """The numbers of the words that are aligned, by their buffer, steps and bytes."""
+        found: dict[tuple[int, Steps, int], set[int]] = {}
+        for word in self.words:
+            if word.anywhere is None:
+                found.setdefault((word.slot, word.steps, word.nbytes), set()).add(word.number)
+        return found
+
+    @cached_property
+    def anywhere(self) -> dict[tuple[int, Steps, int], int]:
+        """The bytes that are used of words that begin anywhere, by their buffer, steps and first byte."""
+        found: dict[tuple[int, Steps, int], int] = {}
+        for word, nbytes in self.words.items():
+            if word.anywhere is not None:
+                key, end = (word.slot, word.steps, word.anywhere), WORD_BYTES * word.number + nbytes
+                found[key] = max(end, found.get(key, 0))
+        return found
+
+    @cached_property
     def groups(self) -> tuple[Group, ...]:
         """The sum of all terms, with what several of them share taken out. Sums are taken apart where nothing shares
         them and a part is made of words."""

@@ -272,6 +272,12 @@ class AttentionPlan(TilePlan):
         return tuple(load for load in self.view.kernel.loads if load.node in nodes)
 
     @property
+    def blocks_along(self) -> tuple[tuple[tuple[UOp, ...], int], ...]:
+        """Queries, keys, what scores are summed over, and elements of a value."""
+        axes = (self.tiled.rows, self.tiled.keys, self.tiled.terms, self.tiled.columns)
+        return tuple((axis.ranges, axis.size) for axis in axes)
+
+    @property
     def dots(self) -> tuple[Dot, ...]:
         height, view = self.tile[0], self.view
         return (

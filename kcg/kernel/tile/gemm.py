@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from kcg.compat.tiny import UOp, dtypes
-from kcg.kernel.ast import extent, is_symbolic
+from kcg.kernel.ast import is_symbolic
 from kcg.kernel.reading.accesses import Access, Stored
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
@@ -45,7 +45,7 @@ from kcg.kernel.tile.contraction import (
 )
 from kcg.kernel.tile.descriptors import Boxes, boxes_of, describe
 from kcg.kernel.tile.device import Device, Figures, device_of
-from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type, runs_of
+from kcg.kernel.tile.emit import Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_branch, store_tile
 from kcg.kernel.tile.estimates import BESIDE_SUMS, LAUNCH_S, SPECIAL, either, spilled
 from kcg.kernel.tile.eviction import deaf_copies, reused, streamed
@@ -65,7 +65,7 @@ from kcg.kernel.tile.form import (
 )
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TF32, TMA, TileParameters
-from kcg.kernel.tile.plan import MOST_PARTIALS, Dot, Loop, Need, Registers, TilePlan, Times
+from kcg.kernel.tile.plan import LEAST_COPY, MOST_PARTIALS, Dot, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, stepped_extent
 from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.targets import most_specialized_stages
@@ -109,9 +109,7 @@ NEIGHBOURS = 16
 """Programs with consecutive numbers that run side by side: a block that several of them ask for comes from L2 once."""
 WIDEST = 256  # columns of a product on a tensor core
 LARGEST = 128 * WIDEST  # elements of a contraction's tile
-LEAST_COPY = 4  # bytes of an asynchronous copy
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
-MOST_COPY = 16  # bytes that a thread moves at once
 
 
 class Matmul(Form[MatmulView, "MatmulPlan"]):
@@ -407,6 +405,13 @@ class MatmulPlan(TilePlan):
     def reduced(self) -> tuple[UOp, ...]:
         """The ranges of the terms."""
         return tuple(self.view.contraction.reduce.src[1:])
+
+    @property
+    def blocks_along(self) -> tuple[tuple[tuple[UOp, ...], int], ...]:
+        """Rows and columns, the narrowest piece of these, and terms."""
+        sizes = [math.gcd(*(width for _, width in sub_tiles_of(axis.size))) for axis in self.axes]
+        along = zip((axis.ranges for axis in self.axes), sizes, strict=True)
+        return (*along, (self.reduced, self.step))
 
     @property
     def sub_tiles(self) -> tuple[tuple[int, int], ...]:
@@ -1045,36 +1050,19 @@ def _held_s(plan: MatmulPlan, f: Figures) -> float:
     kernel, (rows, columns), step = plan.view.kernel, plan.tile, plan.step
     reduced, of_rows, of_columns = set(plan.reduced), set(plan.axes[0].ranges), set(plan.axes[1].ranges)
     stored = (rows, stored_width(columns, plan.epilogue_parts))
-    at_once = _at_once(plan, kernel.store) // kernel.store.buffer.dtype.itemsize
+    at_once = plan.width(kernel.store) // int(kernel.store.buffer.dtype.itemsize)
     seconds = 0.0
     for load in kernel.loads:
         ranges = set(load.node.ranges)
         size = rows if ranges & of_rows else columns if ranges & of_columns else 0
         if load in kernel.epilogue_loads or not size or not reduced & ranges:
             continue
-        if _at_once(plan, load) >= LEAST_COPY:
+        if plan.width(load) >= LEAST_COPY:
             continue
         block = (rows, step) if ranges & of_rows else (step, columns)
         apart = max(1, at_once) if block == stored else 1  # Triton gives a thread as many neighbours as it stores
         seconds += size * step * min(apart, MOST_APART) / f.held_elements
     return seconds
-
-
-def _at_once(plan: MatmulPlan, access: Access) -> int:
-    """Bytes that a thread may move at once of an access of a tile, by what is known of its address."""
-    steps, itemsize = access.steps, access.buffer.dtype.itemsize
-    if steps is None or access.gates:
-        return int(itemsize)
-    axes: list[tuple[tuple[UOp, ...], int]] = [(plan.reduced, plan.step)]
-    axes += [(axis.ranges, math.gcd(*(width for _, width in sub_tiles_of(axis.size)))) for axis in plan.axes]
-    found: int = 1
-    for ranges, size in axes:
-        first, last = runs_of(ranges, steps)[-1]
-        if steps.get(ranges[-1], 0) == 1:
-            whole = math.prod(extent(r) for r in ranges[first : last + 1])
-            others = [step for r, step in steps.items() if r not in ranges[first : last + 1]]
-            found = max(found, math.gcd(size, *(() if first == 0 else (whole,)), *others))
-    return min(found * int(itemsize), MOST_COPY)
 
 
 def _cold(group: int, counts: Sequence[int], turns: float) -> float:
@@ -1124,7 +1112,7 @@ def epilogue_s(plan: MatmulPlan, f: Figures) -> float:
     for access in (*_stores(kernel), *read):
         share = min(1.0, access.buffer.size / max(1, kernel.store.buffer.size))
         nbytes += access.buffer.dtype.itemsize * share
-        held += share * (_at_once(plan, access) < LEAST_COPY)
+        held += share * (plan.width(access) < LEAST_COPY)
     moved_s = nbytes / f.store_bytes + held / f.held_elements
     return float(plan.area) * (moved_s + special / f.special_ops + len(kernel.finishing) / f.plain_ops)
 

@@ -220,6 +220,19 @@ class PackedPlan(TilePlan):
         of_row = 2 * (self.taken.width // WORD_BYTES + 1)
         return self.held // self.area * (rows * of_row + self.taken.written * math.prod(vectors))
 
+    def width(self, access: Access) -> int:
+        """Of words those that are loaded together."""
+        slot, taken = access.buffer.slot, self.taken
+        if slot not in taken.slots:
+            return super().width(access)
+        widest = (
+            nbytes * count
+            for (own, steps, nbytes), numbers in taken.aligned.items()
+            if own == slot
+            for _, count in together(numbers, most_together(steps, nbytes))
+        )
+        return max([*widest, *(WORD_BYTES for own, *_ in taken.anywhere if own == slot)], default=WORD_BYTES)
+
     def registers(self, device: Device) -> Registers:
         held = self.held + self.words
         return Registers(held, 2 * held, device.threads_at_once)
@@ -239,6 +252,21 @@ class PackedPlan(TilePlan):
         stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
         chain_s = waves * (figures.opening_s / 2 + self.loop.steps / self.split * figures.flight_s / at_once)
         return Times((stream_s, OPERATIONS * terms / (figures.plain_ops * busy)), after_s=chain_s)
+
+
+def most_together(steps: Steps, nbytes: int) -> int:
+    """How many neighbouring words of an address that steps so are aligned as one load."""
+    return math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
+
+
+def together(numbers: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
+    """Numbers of words, those in one load together: the first, and how many; `most` at most."""
+    left = sorted(numbers)
+    while left:
+        first = left[0]
+        count = next(n for n in (4, 2, 1) if n <= most and first % n == 0 and set(range(first, first + n)) <= set(left))
+        left = [number for number in left if not first <= number < first + count]
+        yield first, count
 
 
 def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
@@ -322,14 +350,6 @@ class _Sum:
         self.plan, self.unpacked, self.frame = plan, unpacked, frame
         self.root = frame.outermost()
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
-        self.aligned: dict[tuple[int, Steps, int], set[int]] = {}
-        self.anywhere: dict[tuple[int, Steps, int], int] = {}
-        for word, nbytes in self._all_words().items():
-            if word.anywhere is None:
-                self.aligned.setdefault((word.slot, word.steps, word.nbytes), set()).add(word.number)
-            else:
-                key, end = (word.slot, word.steps, word.anywhere), WORD_BYTES * word.number + nbytes
-                self.anywhere[key] = max(end, self.anywhere.get(key, 0))
         self.words: dict[Word, Block] = {}
         self.wide: dict[Word, str] = {}
         self.known: dict[UOp, Block] = {}
@@ -352,13 +372,13 @@ class _Sum:
     def _fetched(self) -> dict[_Raw, Block]:
         """Loads all words: those of one address but for a constant as wide as they are aligned."""
         found: dict[_Raw, Block] = {}
-        for (slot, steps, nbytes), numbers in self.aligned.items():
+        for (slot, steps, nbytes), numbers in self.unpacked.aligned.items():
             pointer, axes = self._moved(self._words_of(slot, nbytes), dict(steps), slot)
-            most = math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
+            most = most_together(steps, nbytes)
             mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
             for number, text in self._neighbours(pointer, axes, mask, numbers, most, slot, "word"):
                 found[slot, steps, nbytes, None, number] = Block(text, f"uint{8 * nbytes}", axes)
-        for (slot, steps, first), nbytes in self.anywhere.items():
+        for (slot, steps, first), nbytes in self.unpacked.anywhere.items():
             for number, block in enumerate(self._fetch_anywhere(slot, steps, first, nbytes)):
                 found[slot, steps, WORD_BYTES, first, number] = block
         return found
@@ -366,7 +386,7 @@ class _Sum:
     def _load_words(self) -> None:
         """Makes the words of what is loaded."""
         raw = self._fetched()
-        for word in self._all_words():
+        for word in self.unpacked.words:
             if word.anywhere is None:
                 block = raw[word.slot, word.steps, word.nbytes, None, word.number]
                 self.words[word] = self._down(block, word.moved)
@@ -378,15 +398,6 @@ class _Sum:
             self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
             text = f"_from_byte({low.text}, {high.text}, {amount.text})"
             self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
-
-    def _all_words(self) -> dict[Word, int]:
-        """The words, and how many of their bytes are used."""
-        found: dict[Word, int] = {}
-        for bits in self.unpacked.bits.values():
-            for bit in bits:
-                if not isinstance(bit, int):
-                    found[bit[0]] = max(found.get(bit[0], 0), bit[1] // 8 + 1)
-        return found
 
     def _words_of(self, slot: int, nbytes: int) -> str:
         """The pointer of a buffer's words."""
@@ -499,14 +510,8 @@ class _Sum:
         self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
     ) -> Iterator[tuple[int, str]]:
         """Loads the elements at some constants from a pointer, up to `most` neighbours at once."""
-        frame, left = self.frame, sorted(numbers)
-        policy = self._policy(slot)
-        while left:
-            first = left[0]
-            count = next(
-                n for n in (4, 2, 1) if n <= most and first % n == 0 and set(range(first, first + n)) <= set(left)
-            )
-            left = [number for number in left if not first <= number < first + count]
+        frame, policy = self.frame, self._policy(slot)
+        for first, count in together(numbers, most):
             at = f"{pointer} + {first}" if first else pointer
             name = f"p{slot}_{hint}"
             if count == 1 or not axes:

@@ -59,8 +59,8 @@ from kcg.kernel.tile.gluon import (
     sums_layout,
 )
 from kcg.kernel.tile.parameters import PIPELINED, TMA, TileParameters
-from kcg.kernel.tile.plan import Loop, Need, Shared, Times
-from kcg.kernel.tile.ring import HERE, Ring
+from kcg.kernel.tile.plan import Barriers, Loop, Need, Shared, Times
+from kcg.kernel.tile.ring import HERE, Ring, add_barriers
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -283,6 +283,10 @@ class PipelinedPlan(MatmulPlan):
         return Ring("full", "empty", self.num_stages, self.groups)
 
     @property
+    def barriers(self) -> tuple[Barriers, ...]:
+        return self.ring.of_full, self.ring.of_empty
+
+    @property
     def shared(self) -> tuple[Shared, ...]:
         return _shared(self.view, self.tile, self.step, self.num_stages)
 
@@ -475,16 +479,15 @@ class _Pipelined:
             lines.add(allocated(block.of, block.count, sizes, self.dtype))
         for text, name in self.leaving.items():
             lines.add(text.format(name))
-        self.ring.add_full(lines)
-        self.ring.add_empty(lines)
+        for barriers in self.plan.barriers:
+            add_barriers(lines, barriers)
         lines.add("fence_async_shared()")
         buffers = [block.of for block in blocks]
         given = (
             *arguments_of(self.plan.view.kernel),
             *self.in_memory.values(),
             *buffers,
-            self.ring.full,
-            self.ring.empty,
+            *(barriers.name for barriers in self.plan.barriers),
         )
         add_function(self.writer, COMPUTE, (*given, *self.leaving.values()), computing, group=True)
         add_function(self.writer, LOAD, given, loading)

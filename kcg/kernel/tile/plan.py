@@ -17,10 +17,11 @@ import numpy as np
 
 from kcg.cli import counted
 from kcg.compat.tiny import UOp
+from kcg.kernel.ast import extent
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, figures_of
-from kcg.kernel.tile.emit import PLAIN, Style
+from kcg.kernel.tile.emit import PLAIN, Style, runs_of
 from kcg.kernel.tile.estimates import LAUNCH_S, either
 from kcg.kernel.tile.parameters import PRECISIONS, TMA
 from kcg.kernel.tile.tiles import Axis
@@ -33,6 +34,7 @@ UNTRIED = 0.005
 """What an eviction policy (a reduction's first ones aside), a limit of registers or loads ahead in a loop over rows
 cost until it is measured: what is known to matter comes first."""
 MOST_PARTIALS = (1 << 31) - 1  # values that a launch leaves for a second one
+LEAST_COPY, MOST_AT_ONCE = 4, 16  # bytes of an asynchronous copy, and those that a thread moves at once at most
 OF_TILE = 2  # axes, as features count them
 SEVERAL = "tf32x3"
 """A precision in which a product is made of three."""
@@ -51,10 +53,12 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Load:
-    """One load of a kernel: how it comes, and what becomes of it in L2 (`evict_first`, `evict_last` or nothing)."""
+    """One load of a kernel: how it comes, how many bytes a thread may move at once, and what becomes of it in L2
+    (`evict_first`, `evict_last` or nothing)."""
 
     access: Access
-    way: Way = Way.POINTER
+    way: Way
+    width: int
     eviction: str = ""
 
 
@@ -90,6 +94,15 @@ class Shared:
     of: str
     nbytes: int
     count: int = 1
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """Barriers in shared memory, one for each slot of a ring. So many arrivals open one."""
+
+    name: str
+    slots: int
+    arrivals: int
 
 
 class Need(NamedTuple):
@@ -202,6 +215,12 @@ class TilePlan:
         return "float32"
 
     @property
+    def barriers(self) -> tuple[Barriers, ...]:
+        """What its warps wait at for each other, in the order in which they are allocated; none where the compiler sees
+        to that."""
+        return ()
+
+    @property
     def dots(self) -> tuple[Dot, ...]:
         """The products that its text has."""
         return ()
@@ -210,6 +229,30 @@ class TilePlan:
     def by_tma(self) -> tuple[Access, ...]:
         """The loads that TMA makes."""
         return ()
+
+    @property
+    def blocks_along(self) -> tuple[tuple[tuple[UOp, ...], int], ...]:
+        """The ranges that blocks lie along, the last one changing fastest, and elements of a block along each."""
+        reductions = self.view.kernel.reductions if self.step else ()
+        return (
+            *((axis.ranges, axis.size) for axis in self.axes),
+            *((tuple(one.src[1:]), self.step) for one in reductions),
+        )
+
+    def width(self, access: Access) -> int:
+        """Bytes that a thread may move at once of an access, by what is known of its address."""
+        steps, itemsize = access.steps, int(access.buffer.dtype.itemsize)
+        if steps is None or access.gates:
+            return itemsize
+        found = 1
+        for ranges, size in self.blocks_along:
+            if not ranges or steps.get(ranges[-1], 0) != 1:
+                continue
+            first, last = runs_of(ranges, steps)[-1]
+            whole = math.prod(extent(r) for r in ranges[first : last + 1])
+            others = [step for r, step in steps.items() if r not in ranges[first : last + 1]]
+            found = max(found, math.gcd(size, *(() if first == 0 else (whole,)), *others))
+        return min(found * itemsize, MOST_AT_ONCE)
 
     # ---- what holds of all
 
@@ -230,20 +273,28 @@ class TilePlan:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """All loads of the kernels that are launched together; each of these has the policies of the first one's."""
-        policies = dict.fromkeys(self.evict_first, "evict_first") | dict.fromkeys(self.evict_last, "evict_last")
-        described = {access.node for access in self.by_tma}
-        way = Way.COPY if self.num_stages > 1 else Way.POINTER
-        return tuple(
-            Load(load, Way.TMA if load.node in described else way, policies.get(number, ""))
-            for one in self.view.kernel.launched
-            for number, load in enumerate(one.loads)
-        )
+        """All loads of the kernels that are launched together."""
+        described, evictions = {access.node for access in self.by_tma}, self.evictions
+        found = []
+        for one in self.view.kernel.launched:
+            for load in one.loads:
+                width = self.width(load)
+                copied = self.num_stages > 1 and width >= LEAST_COPY
+                way = Way.TMA if load.node in described else Way.COPY if copied else Way.POINTER
+                found.append(Load(load, way, width, evictions.get(load.node, "")))
+        return tuple(found)
 
     @property
     def evictions(self) -> dict[UOp, str]:
-        """The policies of those that have one, by their nodes."""
-        return {load.access.node: load.eviction for load in self.loads if load.eviction}
+        """The policies of those loads that have one, by their nodes; each kernel of a launch has the first one's."""
+        policies = dict.fromkeys(self.evict_first, "evict_first") | dict.fromkeys(self.evict_last, "evict_last")
+        kernels = self.view.kernel.launched if policies else ()
+        return {
+            load.node: policies[number]
+            for one in kernels
+            for number, load in enumerate(one.loads)
+            if number in policies
+        }
 
     @property
     def untried(self) -> int:
@@ -275,10 +326,10 @@ def workspace_bytes(plan: TilePlan) -> int:
 
 
 def needs_stress(plan: TilePlan) -> bool:
-    """Whether a program is of asynchronous copies by TMA, of specialised warps, or of several products: what is chosen
-    of these has to run very often before it is believed (docs/tiles.md)."""
+    """Whether a program is of asynchronous copies by TMA, of specialised warps, of barriers of its own, or of several
+    products: what is chosen of these has to run very often before it is believed (docs/tiles.md)."""
     several = len(plan.dots) > 1 or any(dot.precision == SEVERAL for dot in plan.dots)
-    return plan.loads_by == TMA or plan.warp_specialize or (plan.in_gluon and not plan.by_layouts) or several
+    return plan.loads_by == TMA or plan.warp_specialize or bool(plan.barriers) or several
 
 
 def describe(plan: TilePlan) -> str:

@@ -503,7 +503,9 @@ def _terms_and_steps(plan: StreamPlan) -> tuple[int, int]:
 
 def _displaced(plan: StreamPlan, cache_bytes: int) -> float:
     """Bytes of L2 that a reduction takes for what it reads: what kernels before wrote there has to go to memory."""
-    kept = {one.access.buffer.slot: bytes_of(one.access) for one in plan.loads if one.eviction != "evict_first"}
+    evictions = plan.evictions
+    loads = (load for one in plan.view.kernel.launched for load in one.loads)
+    kept = {load.buffer.slot: bytes_of(load) for load in loads if evictions.get(load.node) != "evict_first"}
     return min(sum(kept.values()), float(cache_bytes))
 
 

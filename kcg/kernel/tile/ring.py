@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kcg.kernel.tile.emit import Lines
+from kcg.kernel.tile.plan import Barriers
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,18 @@ class Ring:
     slots: int
     readers: int
 
+    # ---- its barriers
+
+    @property
+    def of_full(self) -> Barriers:
+        """Those that are opened by whoever fills a slot."""
+        return Barriers(self.full, self.slots, 1)
+
+    @property
+    def of_empty(self) -> Barriers:
+        """Those that are opened by all readers of a slot."""
+        return Barriers(self.empty, self.slots, self.readers)
+
     # ---- where a block is
 
     def begin(self, lines: Lines, *, fills: bool) -> None:
@@ -68,14 +81,6 @@ class Ring:
 
     # ---- statements
 
-    def add_full(self, lines: Lines) -> None:
-        """The barriers that are opened by whoever fills a slot."""
-        _add_barriers(lines, self.full, self.slots, 1)
-
-    def add_empty(self, lines: Lines) -> None:
-        """The barriers that are opened by all readers of a slot."""
-        _add_barriers(lines, self.empty, self.slots, self.readers)
-
     def await_full(self, place: Place) -> str:
         """Waits until a block is there."""
         return f"mbarrier.wait({self.full}.index({place.index}), {place.phase})"
@@ -98,8 +103,9 @@ class Ring:
         return f"mbarrier.arrive({self.empty}.index({index}), count=1{where})"
 
 
-def _add_barriers(lines: Lines, name: str, slots: int, arrivals: int) -> None:
-    """Barriers, each of which so many arrivals open."""
-    lines.add(f"{name} = gl.allocate_shared_memory(gl.int64, [{slots}, 1], mbarrier.MBarrierLayout())")
-    for slot in range(slots):
-        lines.add(f"mbarrier.init({name}.index({slot}), count={arrivals})")
+def add_barriers(lines: Lines, barriers: Barriers) -> None:
+    """Allocates the barriers of a ring's slots."""
+    name = barriers.name
+    lines.add(f"{name} = gl.allocate_shared_memory(gl.int64, [{barriers.slots}, 1], mbarrier.MBarrierLayout())")
+    for slot in range(barriers.slots):
+        lines.add(f"mbarrier.init({name}.index({slot}), count={barriers.arrivals})")

@@ -59,8 +59,8 @@ from kcg.kernel.tile.gluon import (
     specialized,
 )
 from kcg.kernel.tile.parameters import SPECIALIZED, TMA, TileParameters
-from kcg.kernel.tile.plan import Loop, Need, Shared, Times
-from kcg.kernel.tile.ring import Place, Ring
+from kcg.kernel.tile.plan import Barriers, Loop, Need, Shared, Times
+from kcg.kernel.tile.ring import Place, Ring, add_barriers
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, bind_axis, open_frame, power_of_two
 from kcg.kernel.tile.views import AttentionView
@@ -253,6 +253,14 @@ class SpecializedPlan(AttentionPlan):
         return queries, keys, values
 
     @property
+    def barriers(self) -> tuple[Barriers, ...]:
+        """A slot is full when its bytes are there, and empty when each group has read it: that of queries where the
+        next tile's come while this one's are read."""
+        queries, *others = self.rings
+        found = (queries.of_full, *(one for ring in others for one in (ring.of_full, ring.of_empty)))
+        return (*found, queries.of_empty) if self.in_turn else found
+
+    @property
     def is_regular(self) -> bool:
         """Whether tiles begin at numbers that are multiples of their size, where there is an upper bound."""
         upper, tile = self.view.reach.upper, self.tiled.rows
@@ -336,7 +344,8 @@ class _Specialized(AttentionWriting):
             main.lines.add(f"{name}_in_memory = {self._in_memory(box, of_box, dtype, main)}")
         self._allocated(main.lines)
         memory = tuple(f"{name}_in_memory" for name in BUFFERS)
-        given, beside = arguments_of(self.view.kernel), (*BUFFERS, *self._barriers)
+        given = arguments_of(self.view.kernel)
+        beside = (*BUFFERS, *(barriers.name for barriers in self.plan.barriers))
         computing, loading = (*given, *beside), (*given, *memory, *beside)
         add_function(self.writer, COMPUTE, computing, self._computing(), group=True)
         add_function(self.writer, LOAD, loading, self._loading())
@@ -354,24 +363,14 @@ class _Specialized(AttentionWriting):
         return descriptor(box, start, extents, dtype)
 
     def _allocated(self, lines: Lines) -> None:
-        """Buffers and barriers. A slot is full when its bytes are there, and empty when each group has read it."""
+        """Buffers and barriers."""
         for name, box, dtype in zip(BUFFERS, self.boxes, self.types, strict=True):
             slots = self.queries_ring.slots * self.groups if name == "queries" else self.keys_ring.slots
             sizes = sizes_of_all(box) if self.plan.in_turn else box.ordered(box.sizes)
             lines.add(allocated(name, slots, sizes, dtype))
-        self.queries_ring.add_full(lines)
-        for ring in (self.keys_ring, self.values_ring):
-            ring.add_full(lines)
-            ring.add_empty(lines)
-        if self.plan.in_turn:  # the next tile's queries come while this one's are read
-            self.queries_ring.add_empty(lines)
+        for barriers in self.plan.barriers:
+            add_barriers(lines, barriers)
         lines.add("fence_async_shared()")
-
-    @property
-    def _barriers(self) -> tuple[str, ...]:
-        rings = self.keys_ring, self.values_ring
-        found = (self.queries_ring.full, *(name for ring in rings for name in (ring.full, ring.empty)))
-        return (*found, self.queries_ring.empty) if self.plan.in_turn else found
 
     # ---- tiles in turn, alike in both functions
 
