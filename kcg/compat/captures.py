@@ -51,7 +51,7 @@ class CapturedOnce:
             return _mapped(self._recorded.returned, lambda node: Tensor(node.substitute(new, walk=True)))
         self.captures += 1
         before = _There()
-        returned = self._function(*args, **kwargs)
+        returned = _mapped(self._function(*args, **kwargs), _with_memory)
         given = list[Tensor]()
         _mapped(returned, given.append)
         if given:
@@ -110,6 +110,12 @@ def _recorded(linears: Sequence[UOp], returned: Any, given: Sequence[Tensor], be
 
 def _new_buffers(nodes: Sequence[UOp]) -> Renamed:
     return {node: UOp.new_buffer(node.device, node.max_numel(), node.dtype) for node in nodes}
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    """A Tensor that realising gives memory to. What a `function` of tinygrad returns has none by itself: it would be
+    computed at every reading, by whatever schedules there are then, and once more in the capture."""
+    return tensor.contiguous() if tensor.uop.base.op is Ops.GETTUPLE else tensor
 
 
 def _living() -> list[Tensor]:

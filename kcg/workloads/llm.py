@@ -330,10 +330,10 @@ def step(
 
 
 def whole(x: Tensor) -> Tensor:
-    """What a step gives of each token, with zeros in the place of those that a piece of a prompt has not: tinygrad
-    reads back no tensor of symbolic size."""
+    """What a step gives of each token, in memory of its own, with zeros in the place of those that a piece of a prompt
+    has not: tinygrad reads back no tensor of symbolic size."""
     count = x.shape[1]
-    return x.pad((None, (0, MOST_TOKENS - count), None)) if isinstance(count, UOp) else x
+    return (x.pad((None, (0, MOST_TOKENS - count), None)) if isinstance(count, UOp) else x).contiguous()
 
 
 def build(config: LlmConfig) -> tuple[tuple[Tensor], dict[str, Tensor]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 
 import pytest
-from tinygrad import Tensor, dtypes
+from tinygrad import GlobalCounters, Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
 from kcg.compat.capture import Standing
 from kcg.compat.captures import CapturedOnce
 from kcg.compat.hardware import allocated_bytes
+from kcg.compat.programs import captured_at_once
 
 
 def _input(*values: float) -> Tensor:
@@ -33,6 +34,29 @@ def test_two_programs_of_one_capture_give_the_same_in_memory_of_their_own() -> N
     first(x=other)
     assert one[0].tolist() == [3.0, 3.0, 6.0] and two[0].tolist() == [7.0, 8.0, 9.0], "what one writes is its own"
     assert second(x=other)[1].tolist() == [0.0, 0.0, 3.0]
+
+
+def test_what_a_function_of_tinygrad_returns_is_captured_once_and_is_what_the_program_wrote() -> None:
+    """Realising gives no memory to the result of a `function`: it was captured twice, and computed again by whoever
+    read it."""
+    from tinygrad.function import function
+
+    def body(x: Tensor) -> Tensor:
+        return ((x * 2).contiguous() + x.sum()).contiguous()
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = function(body, precompile=True, allow_implicit=True)(x)
+        return made, made.max()
+
+    x = _input(1.0, 2.0, 3.0)
+    program = CapturedOnce(run).program()
+    values, largest = program(x=x)
+    alone = captured_at_once(lambda x: run(x)[1])
+    alone(x=x)
+    assert len(program.captured.linear.src) == len(alone.captured.linear.src)
+    before = GlobalCounters.kernel_count
+    assert values.tolist() == [8.0, 10.0, 12.0] and largest.item() == 12.0
+    assert GlobalCounters.kernel_count == before, "reading computes nothing"
 
 
 def test_a_program_that_writes_nothing_does_not_find_what_another_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
