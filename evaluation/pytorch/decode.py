@@ -39,7 +39,7 @@ from kcg.errors import DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.program import Program
 from kcg.kernel.reading.kernel import read_kernel
-from kcg.kernel.reading.packed import packed_of
+from kcg.kernel.reading.packed import packed_sums
 from kcg.kernel.targets import target_named
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.legal import is_legal
@@ -85,8 +85,7 @@ def region_of(kind: str) -> tuple[Region, int]:
 def programs_of(region: Region, target: Target) -> list[TileParameters]:
     """Programs of different shapes."""
     kernel = read_kernel(region)
-    packed, first = packed_of(kernel), default_parameters(kernel, target)
-    assert packed is not None
+    (packed,), first = packed_sums(kernel), default_parameters(kernel, target)
     found = [
         first.changed(tile=(rows,), unpacked=width, num_warps=warps, reduce_tile=32 * warps)
         for width in packed.widths[:3]

@@ -26,6 +26,7 @@ MOST_TERMS = 64  # that are written out
 WORD_BYTES = 4  # of a word at most
 WIDTHS = (16, 8, 4, 2, 1)  # neighbouring bytes that a thread may take at once
 SHARED = 2  # terms of which a factor is taken out of the sum
+BYTES = (dtypes.uint8, dtypes.int8)
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.weakfloat)
 
 
@@ -48,8 +49,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """The sum of a kernel, before it is said how many bytes a thread takes at once."""
+    """A sum of a kernel, before it is said how many bytes a thread takes at once."""
 
+    reduce: UOp
     body: UOp  # a term, over the ranges below
     chosen: tuple[UOp, ...]  # ranges that are written out, whatever a thread takes
     bytes: UOp | None  # the range along which bytes lie side by side
@@ -243,23 +245,51 @@ class Unpacked:
         return found
 
 
-def packed_of(kernel: TileKernel) -> Packed | None:
-    """The sum of packed terms that is a kernel's only reduction; None where it has none."""
-    return kernel.once(Packed, _packed_of)
+@dataclass(frozen=True)
+class _Sums:
+    """Those of a kernel."""
+
+    packed: tuple[Packed, ...]
 
 
-def _packed_of(kernel: TileKernel) -> Packed | None:
-    if len(kernel.reductions) != 1 or len(kernel.stored) != 1 or kernel.grouped or kernel.attention or kernel.rows:
+def packed_sums(kernel: TileKernel) -> tuple[Packed, ...]:
+    """The sums of packed terms that a kernel's reductions are; none where one of these is another one, or where they
+    have different rows."""
+    found = kernel.once(_Sums, _packed_sums)
+    return found.packed if found is not None else ()
+
+
+def rows_of(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
+    """The output ranges that number rows of words."""
+    words = {axis for load in kernel.loads if load.buffer.slot in packed.slots for axis in load.node.ranges}
+    return tuple(number for number, axis in enumerate(kernel.outputs) if axis in words)
+
+
+def _packed_sums(kernel: TileKernel) -> _Sums | None:
+    if len(kernel.stored) != 1 or kernel.grouped or kernel.attention or kernel.rows:
         return None
-    (reduce,) = kernel.reductions
+    found = []
+    for reduce in kernel.reductions:
+        if any(other in reduce.src[0].backward_slice_with_self for other in kernel.reductions):
+            return None
+        if (packed := _packed_of(kernel, reduce)) is None:
+            return None
+        found.append(packed)
+    return _Sums(tuple(found)) if len({rows_of(kernel, one) for one in found}) == 1 else None
+
+
+def _packed_of(kernel: TileKernel, reduce: UOp) -> Packed | None:
     if reduce.arg[0] is not Ops.ADD or reduce.dtype not in FLOATS or any(map(is_symbolic, reduce.src[1:])):
         return None
-    slots = _slots_of_words(kernel, reduce)
-    if not slots:
+    inside = reduce.backward_slice_with_self
+    if not any(load.buffer.dtype in BYTES and load.node in inside for load in kernel.loads):
         return None
     body, ranges = _with_digits(reduce.src[0], tuple(reduce.src[1:]))
-    chosen = [axis for axis in _choosing(body) if axis in ranges]
     loads = loads_of(body)
+    slots = _slots_of_words(loads, set(ranges), set(kernel.outputs))
+    if not slots:
+        return None
+    chosen = [axis for axis in _choosing(body) if axis in ranges]
     words = [load for load in loads if load.buffer.slot in slots]
     beside = _beside(words, tuple(axis for axis in ranges if axis not in chosen))
     chosen.sort(key=ranges.index)
@@ -269,19 +299,17 @@ def _packed_of(kernel: TileKernel) -> Packed | None:
         return None  # whether something is loaded is not decided by what is written out
     if any(_reads(load, chosen) > load.buffer.size for load in words):
         return None  # as of images that are convolved, of which outputs share bytes
-    found = Packed(body, tuple(chosen), beside, ranges, slots)
+    found = Packed(reduce, body, tuple(chosen), beside, ranges, slots)
     return found if chosen or found.widths[0] > 1 else None
 
 
-def _slots_of_words(kernel: TileKernel, reduce: UOp) -> frozenset[int]:
+def _slots_of_words(loads: list[Access], summed: set[UOp], outputs: set[UOp]) -> frozenset[int]:
     """The buffers of integers that a sum's terms are read from, each byte of which is of few outputs."""
-    inside, summed, outputs = reduce.backward_slice_with_self, set(reduce.src[1:]), set(kernel.outputs)
     found = [
         load
-        for load in kernel.loads
-        if load.node in inside and load.buffer.dtype in (dtypes.uint8, dtypes.int8)
-        and load.steps is not None and not load.gates and set(load.node.ranges) & summed
-    ]  # fmt: skip
+        for load in loads
+        if load.buffer.dtype in BYTES and load.steps is not None and not load.gates and set(load.node.ranges) & summed
+    ]
     if not any(set(load.node.ranges) & outputs for load in found):
         return frozenset()
     return frozenset(load.buffer.slot for load in found)

@@ -11,6 +11,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import affine, extent, is_symbolic
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.packed import packed_sums, rows_of
 
 VECTORS = "products of one vector"
 Vector = tuple[int, tuple[int, ...]]
@@ -20,12 +21,13 @@ Vector = tuple[int, tuple[int, ...]]
 def vectors_of(kernel: TileKernel) -> frozenset[Vector]:
     """What a kernel multiplies the rows of a matrix with: what every row reads, in each of its sums. Nothing where it
     is no matrix-vector product: its sums are over the same ranges, one value for each row, none of another one's
-    result, and each reads a matrix whose elements nobody else reads."""
+    result, and each reads a matrix whose elements, or packed words, no other row reads."""
     if kernel.contraction is not None or not kernel.reductions or kernel.also or kernel.variables:
         return frozenset()
     outputs, over = set(kernel.outputs), kernel.reductions[0].src[1:]
     if not outputs or any(axis.op is not Ops.RANGE or is_symbolic(axis) for axis in (*outputs, *over)):
         return frozenset()
+    is_packed = any(len(rows_of(kernel, one)) == len(outputs) for one in packed_sums(kernel))
     found: list[set[Vector]] = []
     for node in kernel.reductions:
         inside = node.src[0].backward_slice_with_self
@@ -33,7 +35,7 @@ def vectors_of(kernel: TileKernel) -> frozenset[Vector]:
         is_sum = node.arg[0] is Ops.ADD and node.src[1:] == over and set(node.ranges) == outputs
         if not is_sum or any(one in inside for one in kernel.reductions):
             return frozenset()
-        if not any(_is_streamed(load, {*outputs, *over}) for load in loads):
+        if not is_packed and not any(_is_streamed(load, {*outputs, *over}) for load in loads):
             return frozenset()
         found.append({vector for load in loads if (vector := _vector(load, over)) is not None})
     return frozenset(set.intersection(*found))

@@ -21,7 +21,7 @@ from kcg.kernel.ast import affine, extent, is_invalid
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import WORD_BYTES, Group, Packed, Term, Unpacked, packed_of, raw_words
+from kcg.kernel.reading.packed import WORD_BYTES, Group, Term, Unpacked, packed_sums, raw_words, rows_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type, sliced
@@ -41,10 +41,12 @@ from kcg.kernel.tile.tiles import (
     bind_tile,
     count_of,
     is_power_of_two,
+    launched_with,
     open_frame,
     power_of_two,
     split_number,
 )
+from kcg.kernel.tile.vectors import write_launch
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
 
@@ -72,14 +74,17 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
     sees = PackedView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        found = packed_of(kernel)
-        return found is not None and bool(rows_of(kernel, found)) and vectors_of(kernel, found) <= MOST_VECTORS
+        if not all(map(packed_sums, kernel.launched)):
+            return False
+        view = PackedView.of(kernel)
+        most = 1 if kernel.grouped else MOST_VECTORS
+        return bool(rows_of(kernel, view.packed[0])) and vectors_of(view) <= most and bool(view.widths)
 
     def preference(self, view: PackedView, target: Target) -> int:
-        return 3 if reads_words(view.kernel, view.packed) else 0
+        return 3 if all(reads_words(one, view.slots) for one in view.kernel.launched) else 0
 
     def axes(self, view: PackedView) -> tuple[Axes, ...]:
-        rows = rows_of(view.kernel, view.packed)
+        rows = rows_of(view.kernel, view.packed[0])
         others = tuple(n for n in range(len(view.kernel.outputs)) if n not in rows)
         return ((rows, others),) if others else ((rows,),)
 
@@ -91,13 +96,13 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             rows //= 2
         return TileParameters(
             PACKED, axes, (rows, *vectors), reduce_tile=device_of(target).warp, num_warps=1, num_stages=1,
-            unpacked=view.packed.widths[0],
+            unpacked=view.widths[0],
         )  # fmt: skip
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
             case "unpacked":
-                return view.packed.widths
+                return view.widths
             case "split":
                 return SPLITS if view.may_split else (1,)
             case "evict_first":
@@ -109,7 +114,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return [(rows, *vectors) for rows in powers(1, MOST_ROWS, count_of(view.kernel, p.axes[0]))]
 
     def steps(self, view: PackedView) -> tuple[int, ...]:
-        places = math.prod(map(extent, view.packed.unpacked(view.packed.widths[-1]).ranges))
+        places = max(math.prod(map(extent, one.unpacked(view.widths[-1]).ranges)) for one in view.packed)
         return tuple(powers(LEAST_STEP, MOST_STEP, places))
 
     def warps(self, device: Device) -> tuple[int, ...]:
@@ -119,39 +124,34 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return view.may_split
 
     def check(self, view: PackedView, p: TileParameters) -> None:
-        if p.unpacked not in view.packed.widths:
-            raise UnsupportedTile("unpacked", f"one of {view.packed.widths}")
+        if p.unpacked not in view.widths:
+            raise UnsupportedTile("unpacked", f"one of {view.widths}")
         if p.axes != self.axes(view)[0]:
             raise UnsupportedTile("axes", "rows of words, and vectors")
 
     def planned(self, view: PackedView, target: Target, p: TileParameters) -> PackedPlan:
-        tiled = Tiled(view.kernel, axes_of(view.kernel, p))
-        unpacked = view.packed.unpacked(p.unpacked)
-        loop = Loop("parts of a row", math.prod(map(extent, unpacked.ranges)), p.reduce_tile, p.split)
-        tiles = p.split * tiled.tiles
+        tiled = tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(view.kernel, p))
+        taken = tuple(one.unpacked(p.unpacked) for one in view.packed)
+        places = max(math.prod(map(extent, one.ranges)) for one in taken)
+        tiles = p.split * sum(one.tiles for one in tiled)
         return PackedPlan.of(
-            self.decided(target, p, tiled.axes, loop),
-            view=view, programs=tiles, tiles=tiles, tiled=tiled, taken=unpacked,
+            self.decided(target, p, tiled[0].axes, Loop("parts of a row", places, p.reduce_tile, p.split)),
+            view=view, programs=tiles, tiles=tiles, tiled=tiled, taken=taken,
             partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
         )  # fmt: skip
 
     def write(self, plan: PackedPlan, writer: Writer) -> Lines:
-        names = ("rows", "vectors")[: len(plan.tile)]
-        root = open_frame(plan.view.kernel, writer, (*plan.tile, plan.step), words=(*names, "places"))
-        if not writer.interpreted:
-            root.layout = LAYOUT
-            writer.helpers[LAYOUT] = f"{LAYOUT} = gl.constexpr({_layout(plan, frozenset(range(len(plan.tile))))})\n"
-        number = root.lines.name("tl.program_id(0)", "program")
-        part, *digits = split_number(root, number, [plan.split, *plan.tiled.places, *plan.tiled.counts])
-        bind_tile(root, plan.tiled, digits)
-        own = Part(part, plan.split)
-        root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own)
-        if plan.split > 1:
-            store_partials(root, plan.view.kernel, own)
-        else:
-            for stored in plan.view.kernel.stored:
-                store_tile(root, stored)
-        return root.lines
+        words = (*("rows", "vectors")[: len(plan.tile)], "places")
+
+        def opened(tiled: Tiled, lines: Lines | None) -> Frame:
+            frame = open_frame(tiled.kernel, writer, (*plan.tile, plan.step), lines, words)
+            if not writer.interpreted:
+                frame.layout = LAYOUT
+                layout = _layout(plan, frozenset(range(len(plan.tile))))
+                writer.helpers[LAYOUT] = f"{LAYOUT} = gl.constexpr({layout})\n"
+            return frame
+
+        return write_launch(plan.tiled, writer, opened, lambda *tile: _write_tile(plan, *tile))
 
     def write_second(self, plan: PackedPlan, writer: Writer) -> tuple[Lines, int]:
         if writer.interpreted:
@@ -163,27 +163,24 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         return write_sums(plan.view.kernel, plan.split, writer, SUM_LAYOUT)
 
 
-def rows_of(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
-    """The output ranges that number rows of words."""
-    words = {axis for load in kernel.loads if load.buffer.slot in packed.slots for axis in load.node.ranges}
-    return tuple(number for number, axis in enumerate(kernel.outputs) if axis in words)
-
-
-def reads_words(kernel: TileKernel, packed: Packed) -> bool:
+def reads_words(kernel: TileKernel, slots: frozenset[int]) -> bool:
     """Whether words are most of what each row reads: not where they are masks of floats."""
-    rows = {kernel.outputs[number] for number in rows_of(kernel, packed)}
+    rows = {kernel.outputs[number] for number in rows_of(kernel, packed_sums(kernel)[0])}
     read = {
         load.buffer: load.buffer.size * int(load.buffer.dtype.itemsize)
         for load in kernel.loads
-        if load.buffer.slot in packed.slots or (load.steps is not None and rows & set(load.steps))
+        if load.buffer.slot in slots or (load.steps is not None and rows & set(load.steps))
     }
-    return 2 * sum(read[buffer] for buffer in read if buffer.slot in packed.slots) >= sum(read.values())
+    return 2 * sum(read[buffer] for buffer in read if buffer.slot in slots) >= sum(read.values())
 
 
-def vectors_of(kernel: TileKernel, packed: Packed) -> int:
-    """How many vectors each row is multiplied with."""
-    rows = rows_of(kernel, packed)
-    return math.prod(size for number, size in enumerate(kernel.extents) if number not in rows)
+def vectors_of(view: PackedView) -> int:
+    """How many vectors each row is multiplied with: the most of any kernel of a launch."""
+    found = 1
+    for kernel in view.kernel.launched:
+        rows = rows_of(kernel, packed_sums(kernel)[0])
+        found = max(found, math.prod(size for number, size in enumerate(kernel.extents) if number not in rows))
+    return found
 
 
 # ---- the plan
@@ -191,11 +188,12 @@ def vectors_of(kernel: TileKernel, packed: Packed) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedPlan(TilePlan):
-    """Tiles of rows and vectors; threads go through a row together."""
+    """Tiles of rows and vectors of a kernel, or of rows of each kernel of a launch; threads go through a row together.
+    Of several sums of a row one comes after the other."""
 
     view: PackedView
-    tiled: Tiled
-    taken: Unpacked  # what a thread takes at once
+    tiled: tuple[Tiled, ...]  # of each kernel of the launch
+    taken: tuple[Unpacked, ...]  # what a thread takes at once, of each sum of the view
 
     @property
     def held(self) -> int:
@@ -217,21 +215,23 @@ class PackedPlan(TilePlan):
         """Registers of a thread for what it takes of rows and vectors at once, about: words come with others that stand
         around them."""
         rows, *vectors = self.tile
-        of_row = 2 * (self.taken.width // WORD_BYTES + 1)
-        return self.held // self.area * (rows * of_row + self.taken.written * math.prod(vectors))
+        of_row = 2 * (self.taken[0].width // WORD_BYTES + 1)
+        written = max(one.written for one in self.taken)
+        return self.held // self.area * (rows * of_row + written * math.prod(vectors))
 
     def width(self, access: Access) -> int:
         """Of words those that are loaded together."""
-        slot, taken = access.buffer.slot, self.taken
-        if slot not in taken.slots:
+        slot = access.buffer.slot
+        if slot not in self.view.slots:
             return super().width(access)
         widest = (
             nbytes * count
+            for taken in self.taken
             for (own, steps, nbytes), numbers in taken.aligned.items()
             if own == slot
             for _, count in together(numbers, most_together(steps, nbytes))
         )
-        return max([*widest, *(WORD_BYTES for own, *_ in taken.anywhere if own == slot)], default=WORD_BYTES)
+        return max(widest, default=WORD_BYTES)  # else they begin anywhere
 
     def registers(self, device: Device) -> Registers:
         held = self.held + self.words
@@ -239,16 +239,20 @@ class PackedPlan(TilePlan):
 
     def times(self, target: Target, figures: Figures) -> Times:
         """A stream of bytes, beside what is computed of each number."""
-        kernel = self.view.kernel
-        nbytes = sum(map(bytes_of, (*kernel.loads, kernel.store)))
-        terms = math.prod(kernel.extents) * self.loop.extent * self.taken.written
+        launched = self.view.kernel.launched
+        nbytes = sum(bytes_of(access) for kernel in launched for access in (*kernel.loads, kernel.store))
+        terms, written = 0, self.taken[0].written
+        for kernel in launched:
+            for packed in packed_sums(kernel):
+                taken = packed.unpacked(self.unpacked)
+                terms += math.prod(kernel.extents) * math.prod(map(extent, taken.ranges)) * taken.written
         busy = min(self.programs, target.cores)
         resident = device_of(target).resident(
             threads=self.threads, registers=32 + self.registers(device_of(target)).held
         )
         waves = waves_of(self.programs / (target.cores * resident))
         at_once = min(resident, max(1.0, self.programs / target.cores))
-        flying = at_once * self.threads * self.tile[0] * max(1, self.taken.written // 2)
+        flying = at_once * self.threads * self.tile[0] * max(1, written // 2)
         stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
         chain_s = waves * (figures.opening_s / 2 + self.loop.steps / self.split * figures.flight_s / at_once)
         return Times((stream_s, OPERATIONS * terms / (figures.plain_ops * busy)), after_s=chain_s)
@@ -284,22 +288,36 @@ def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
 # ---- the sum
 
 
+def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> None:
+    """Writes what the program with a number does, of the tiles of one kernel."""
+    part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
+    bind_tile(root, tiled, digits)
+    own = Part(part, plan.split)
+    root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own)
+    if plan.split > 1:
+        store_partials(root, tiled.kernel, own)
+    else:
+        for stored in tiled.kernel.stored:
+            store_tile(root, stored)
+
+
 def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none."""
-    number = len(plan.tile)
-    made = _summed(plan, plan.taken, frame, part, plan.taken.groups)
+    number, packed = len(plan.tile), next(one for one in plan.view.packed if one.reduce is node)
+    taken = packed.unpacked(plan.unpacked)
+    made = _summed(plan, taken, frame, part, taken.groups)
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
     axes, total = made.axes - {number}, frame.writer.fresh("total")
     frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
-    if plan.taken.is_apart:
+    if taken.is_apart:
         again = f"tl.where({total} - {total} == 0, 0, 1)"
         for _ in range(frame.rank):
             again = f"tl.max({again}, 0)"
         body = Lines(frame.writer, frame.lines)
         inner = replace(frame, lines=body, outer=frame, bound={}, values={})
-        least = plan.view.packed.unpacked(plan.view.packed.widths[-1])  # which takes few registers
+        least = packed.unpacked(plan.view.widths[-1])  # which takes few registers
         whole = _summed(plan, least, inner, part, least.whole_groups)
         body.add(f"{total} = tl.sum({whole.text}, {number}, keep_dims=True)")
         frame.lines.extend(f"if {frame.lines.name(again, 'again')} > 0:", body, "not finite: without taking sums apart")

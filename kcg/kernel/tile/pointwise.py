@@ -40,7 +40,7 @@ from kcg.kernel.tile.tiles import (
     power_of_two,
     split_number,
 )
-from kcg.kernel.tile.vectors import alike, bind_products
+from kcg.kernel.tile.vectors import write_launch
 from kcg.kernel.tile.views import PointwiseView, ReductionView, View
 from kcg.types import Target
 
@@ -407,29 +407,13 @@ def _deaf(kernel: TileKernel, p: TileParameters) -> frozenset[UOp]:
 
 
 def _write_launch(plan: StreamPlan, writer: Writer) -> Lines:
-    """Tiles of a kernel, or of each product of a launch: a branch by the program's number where these are no one
-    text."""
     sizes = (*plan.tile, *plan.steps_of_reductions)
     words = ("rows", "cols")[: len(plan.tile)] if plan.depth or len(plan.tile) > 1 else ()
-    first, *others = plan.tiled
-    if not others:
-        root = open_frame(first.kernel, writer, sizes, words=words)
-        _write_tiles(plan, first, root, root.lines.name("tl.program_id(0)", "program"))
-        return root.lines
-    lines, groups, begin = Lines(writer), alike(plan.tiled), 0
-    number = lines.name("tl.program_id(0)", "program")
-    for group in groups:
-        (first, *_) = group
-        frame = open_frame(first.kernel, writer, sizes, lines if len(groups) == 1 else Lines(writer, lines), words)
-        inside = frame.lines.name(f"{number} - {begin}", "tile") if begin else number
-        _write_tiles(plan, first, frame, bind_products(frame, group, inside))
-        tiles = sum(one.tiles for one in group)
-        conditions = [f"({number} >= {begin})"] if begin else []
-        conditions += [f"({number} < {begin + tiles})"] if group is not groups[-1] else []
-        if conditions:
-            lines.extend(f"if {' & '.join(conditions)}:", frame.lines)
-        begin += tiles
-    return lines
+
+    def opened(tiled: Tiled, lines: Lines | None) -> Frame:
+        return open_frame(tiled.kernel, writer, sizes, lines, words)
+
+    return write_launch(plan.tiled, writer, opened, lambda *tile: _write_tiles(plan, *tile))
 
 
 def _write_tiles(plan: StreamPlan, tiled: Tiled, root: Frame, number: str) -> None:

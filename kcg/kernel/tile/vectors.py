@@ -7,12 +7,12 @@ that number; others are texts one after another, each in a branch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kcg.compat.tiny import UOp
 from kcg.kernel.ast import buffer_of
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.tile.emit import Chosen, Frame, choice
+from kcg.kernel.tile.emit import Chosen, Frame, Lines, Writer, choice
 from kcg.kernel.tile.tiles import Tiled
 
 
@@ -53,6 +53,36 @@ def slots_of(first: TileKernel, other: TileKernel) -> dict[int, int] | None:
         new |= dict(zip(own.src[1:], mine.src[1:], strict=False))
     here, there = (UOp.sink(one.store.node, one.value, *one.gates) for one in (first, other))
     return dict(pairs) if there.substitute(new, walk=True) is here else None
+
+
+def write_launch(
+    products: Sequence[Tiled],
+    writer: Writer,
+    opened: Callable[[Tiled, Lines | None], Frame],
+    write: Callable[[Tiled, Frame, str], None],
+) -> Lines:
+    """Tiles of a kernel, or of each product of a launch: a branch by the program's number where these are no one text.
+    `opened` gives the frame of a kernel, with lines of its own where there are none; `write` writes what the tile with
+    a number is."""
+    first, *others = products
+    if not others:
+        root = opened(first, None)
+        write(first, root, root.lines.name("tl.program_id(0)", "program"))
+        return root.lines
+    lines, groups, begin = Lines(writer), alike(products), 0
+    number = lines.name("tl.program_id(0)", "program")
+    for group in groups:
+        (first, *_) = group
+        frame = opened(first, lines if len(groups) == 1 else Lines(writer, lines))
+        inside = frame.lines.name(f"{number} - {begin}", "tile") if begin else number
+        write(first, frame, bind_products(frame, group, inside))
+        tiles = sum(one.tiles for one in group)
+        conditions = [f"({number} >= {begin})"] if begin else []
+        conditions += [f"({number} < {begin + tiles})"] if group is not groups[-1] else []
+        if conditions:
+            lines.extend(f"if {' & '.join(conditions)}:", frame.lines)
+        begin += tiles
+    return lines
 
 
 def bind_products(frame: Frame, group: Sequence[Tiled], number: str) -> str:

@@ -18,7 +18,7 @@ from kcg.kernel.reading.attention import padded
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
-from kcg.kernel.reading.packed import Packed, packed_of
+from kcg.kernel.reading.packed import Packed, packed_sums
 from kcg.kernel.reading.prefix import Prefix, prefix_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.attention import Reach, masks_scores, reach_of, visited_blocks
@@ -118,20 +118,32 @@ class PrefixView(View):
 
 @dataclass(frozen=True, eq=False)
 class PackedView(View):
-    """A sum whose terms stand several to a word of memory."""
+    """Sums whose terms stand several to a word of memory: those of one kernel, or of each that is launched together."""
 
-    packed: Packed
+    packed: tuple[Packed, ...]
 
     @classmethod
     def _of(cls, kernel: TileKernel) -> Self:
-        if (packed := packed_of(kernel)) is None:
+        sums = tuple(map(packed_sums, kernel.launched))
+        if not all(sums):
             raise UnsupportedTile("form", "no sum of packed terms")
-        return cls(kernel, packed)
+        return cls(kernel, tuple(one for each in sums for one in each))
+
+    @cached_property
+    def slots(self) -> frozenset[int]:
+        """The buffers that hold words."""
+        return frozenset().union(*(one.slots for one in self.packed))
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """So many neighbouring bytes a thread may take at once, of every sum."""
+        first, *others = self.packed
+        return tuple(width for width in first.widths if all(width in one.widths for one in others))
 
     @property
     def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
-        loads = tuple(load.node for load in self.kernel.loads if load.buffer.slot in self.packed.slots)
-        return (("w", loads),)
+        loads = (load for one in self.kernel.launched for load in one.loads)
+        return (("w", tuple(load.node for load in loads if load.buffer.slot in self.slots)),)
 
 
 @dataclass(frozen=True, eq=False)

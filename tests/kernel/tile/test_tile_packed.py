@@ -17,8 +17,9 @@ import pytest
 from tinygrad import Tensor, dtypes
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.packed import packed_of
+from kcg.kernel.reading.packed import packed_sums
 from kcg.kernel.tile.compile import compiled_launch
 from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate_kernel
@@ -28,7 +29,8 @@ from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.types import Region
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, question_of
+from tests.chains import region_of
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, question_of, wrong_of
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 from tests.slow import first, first_rows, some
@@ -244,7 +246,7 @@ ODD_ALWAYS = ("a scale at an odd byte", "bits twice", "24 bits", "no scale", "a 
 @pytest.mark.parametrize("kind", sorted(FORMATS))
 def test_every_format_is_read_by_its_addresses_and_operations(kind: str) -> None:
     _, kernel = product_of(kind, 64, 512)
-    packed = packed_of(kernel)
+    (packed,) = packed_sums(kernel)
     assert packed is not None
     unpacked = packed.unpacked(packed.widths[0])
     assert unpacked.written > 1 and unpacked.ranges
@@ -352,17 +354,17 @@ def test_sums_that_other_forms_have() -> None:
     """Loads under conditions that hold for some of a thread's places, images whose bytes several outputs read; masks
     that are less than the floats beside them may be packed sums, but a search does not begin there."""
     weights = PackedWeights()("w", (64, 512), "q4_0")
-    assert packed_of(_read(empty(1, 500).pad(((0, 0), (5, 7))).dot(weights.T, dtype="float32"))[1]) is None
+    assert packed_sums(_read(empty(1, 500).pad(((0, 0), (5, 7))).dot(weights.T, dtype="float32"))[1]) == ()
     image = empty(1, 3, 12, 12, dtype="uint8").cast("float32")
-    assert packed_of(_read(image.conv2d(empty(4, 3, 4, 4)))[1]) is None
+    assert packed_sums(_read(image.conv2d(empty(4, 3, 4, 4)))[1]) == ()
     masked = _read((empty(512, 64) * empty(512, 64, dtype="uint8").cast("float32")).sum(1))[1]
-    assert packed_of(masked) is not None and default_parameters(masked, TARGET).form != PACKED
+    assert packed_sums(masked) and default_parameters(masked, TARGET).form != PACKED
 
 
 def test_what_is_no_packed_sum_has_no_such_program() -> None:
     plain = _read(empty(1, 256).dot(empty(64, 256).T))[1]
-    assert packed_of(plain) is None
-    assert packed_of(_read(empty(64, 256, dtype="uint8").cast("float32").exp())[1]) is None
+    assert packed_sums(plain) == ()
+    assert packed_sums(_read(empty(64, 256, dtype="uint8").cast("float32").exp())[1]) == ()
 
 
 def test_words_come_as_wide_as_they_are_aligned() -> None:
@@ -408,7 +410,7 @@ def instructions_of(cubin: bytes, folder: Path) -> Counter[str]:
 @pytest.mark.parametrize("kind", some(MOST_INSTRUCTIONS, ("q4_k",)))
 def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     _, kernel = product_of(kind, 4096, 4096)
-    packed = packed_of(kernel)
+    (packed,) = packed_sums(kernel)
     assert packed is not None
     p = default_parameters(kernel, TARGET).changed(unpacked=packed.widths[0], tile=(4,), num_warps=1, reduce_tile=32)
     plan = plan_of(kernel, TARGET, p)
@@ -416,6 +418,58 @@ def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     source = generate_kernel(kernel, TARGET, p)
     made = compiled_launch(source, source.launches[0], TARGET)
     found = instructions_of(made.cubin, tmp_path)
-    weights = plan.held * plan.taken.written
+    weights = plan.held * plan.taken[0].written
     assert dict(made.report)["spilled_bytes"] == 0
     assert found.total() / weights <= MOST_INSTRUCTIONS[kind], found.most_common(8)
+
+
+# ---- several products of one vector
+
+
+def products(*kinds_and_rows: tuple[str, int]) -> tuple[Tensor, ...]:
+    """Query and key of one token: each has weights of its own."""
+    x = empty(1, 512)
+    weights = [PackedWeights()(f"w{i}", (rows, 512), kind) for i, (kind, rows) in enumerate(kinds_and_rows)]
+    return tuple(x.dot(one.T, dtype="float32") for one in weights)
+
+
+def gate_and_up(kind: str, rows: int) -> tuple[Tensor, ...]:
+    """Two sums of each row: the second kernel reads the first one's result."""
+    gate, up = products((kind, rows), (kind, rows))
+    return (gate.silu().contiguous() * up,)
+
+
+TOGETHER: dict[str, tuple[Callable[[], tuple[Tensor, ...]], int]] = {
+    "of equal rows": (lambda: products(("q4_k", 24), ("q4_k", 24)), 2),
+    "of different rows": (lambda: products(("q8_0", 48), ("q8_0", 16), ("q8_0", 16)), 3),
+    "rows that no tile divides": (lambda: products(("q6_k", 13), ("q6_k", 7)), 2),
+    "gate and up": (lambda: gate_and_up("q4_k", 21), 1),
+    "gate and up of odd blocks": (lambda: gate_and_up("q5_0", 16), 1),
+    "float16": (lambda: products(("f16", 16), ("f16", 8)), 2),
+    "two formats": (lambda: products(("q4_k", 24), ("q6_k", 16)), 2),
+}
+"""Name -> tensors, and products of the launch."""
+
+
+def random_rows(size: int) -> np.ndarray:
+    """Random weights, rows of 512, of the format that so many bytes are whole rows of."""
+    kinds = ("q4_k", "q8_0", "q6_k", "q5_0", "f16")
+    kind = next(kind for kind in kinds if size % FORMATS[kind].bytes_of(512) == 0)
+    return blocks_of(kind, size // FORMATS[kind].bytes_of(512), 512)
+
+
+@with_triton
+@pytest.mark.parametrize("name", some(TOGETHER, {"two formats", "gate and up"}))
+def test_products_of_one_vector_are_one_launch(name: str, tmp_path: Path) -> None:
+    build, launched = TOGETHER[name]
+    region = region_of(*build())
+    kernel = read_region(region)
+    assert len(kernel.launched) == launched and len(region.kernels) > 1
+    programs = programs_of(kernel, 4)
+    given = {b.slot: random_rows(b.size) for b in kernel.buffers if b.dtype is dtypes.uint8}
+    cases = {
+        str(number): Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given, seed=number + 1)
+        for number, p in enumerate(programs)
+    }
+    assert not wrong_of(cases, tmp_path)
+    assert [len(case.program.launches) for case in cases.values()] == [1 + (p.split > 1) for p in programs]
