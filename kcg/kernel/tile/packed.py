@@ -60,6 +60,7 @@ EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
 LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
+LANES = 32  # of a warp of NVIDIA's
 OPERATIONS = 5  # of a number that is unpacked and multiplied
 
 
@@ -482,9 +483,12 @@ class _Sum:
         for node, load in self.unpacked.loads.items():
             if node in self.unpacked.bits or self.frame.home(node) is not self.frame:
                 continue
-            constant, rest = _without_constant(load.address)
             if load.gates:
                 raise UnsupportedTile("packed", "a load under a condition")
+            if self._is_held(load):
+                self.frame.bound[node] = self.frame.values[node] = self._looked_up(load)
+                continue
+            constant, rest = _without_constant(load.address)
             groups.setdefault((load.buffer.slot, rest), []).append((constant, node, load))
         for (slot, rest), members in groups.items():
             (_, _, load), *_ = members
@@ -500,6 +504,41 @@ class _Sum:
                 block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
                 self.known[nodes[constant]] = block
                 self.frame.bound[nodes[constant]] = self.frame.values[nodes[constant]] = block
+
+    def _is_held(self, load: Access) -> bool:
+        """Whether what is loaded is a number's entry in a table that the lanes of a warp hold, one entry each."""
+        small = load.buffer.size <= LANES and int(load.buffer.dtype.itemsize) <= WORD_BYTES
+        return small and load.steps is None and self.frame.writer.ptx
+
+    def _looked_up(self, load: Access) -> Block:
+        """An entry of such a table: each lane gets it from the one that holds it."""
+        root, number, count = self.root, len(self.plan.tile), power_of_two(load.buffer.size)
+        lanes = root.along(root.lines.name(root.elements(self.plan.step, number), root.word(number)), number)
+        place = f"{lanes} % {count}"
+        if load.buffer.size < count:
+            place = f"tl.minimum({place}, {load.buffer.size - 1})"
+        place = root.lines.name(place, "lanes")
+        name = root.buffer(load.buffer.slot)
+        held = Block(root.lines.name(f"tl.load({name} + {place})", "entries"), TYPES[load.buffer.dtype])
+        type_ = "float32" if dtypes.is_float(load.buffer.dtype) else "int32"
+        held = root.cast(replace(held, axes=frozenset({number})), type_)
+        index = self._entry(load.address, count)
+        helper = f"_entry_of_{count}_{type_}"
+        register, clamp = "f" if type_ == "float32" else "r", (LANES - count) << 8 | (LANES - 1)
+        self.frame.writer.helpers[helper] = _ENTRY.format(name=helper, clamp=clamp, register=register, type=type_)
+        made = self.frame.new(f"{helper}({held.text}, {index.text})", type_, index.axes | {number}, "entry")
+        return self.frame.cast(made, compute_type(load.node))
+
+    def _entry(self, address: UOp, count: int) -> Block:
+        """The number of an entry, of which the lowest bits count."""
+        linear = self.unpacked.linear(address)
+        if linear is not None and linear.constant == 0 and len(linear.terms) == 1:
+            ((field, times),) = linear.terms
+            if times == 1 and 1 << field.width == count:
+                word = self.words[field.word]
+                return self.frame.new(f"{word.text} >> {field.shift}", word.type, word.axes) if field.shift else word
+        self._bind(address)
+        return self.frame.value(address)
 
     def _buffer(self, slot: int) -> Any:
         return next(b for b in self.frame.writer.kernel.buffers if b.slot == slot)
@@ -790,6 +829,16 @@ def _with_{mask}(bits, word):
     return tl.inline_asm_elementwise(asm, "=r,r,r", [bits, word], dtype=tl.uint32, is_pure=True, pack=1)
 """
 """Some bits of a word beside others."""
+
+_ENTRY = """
+@triton.jit
+def {name}(entries, index):
+    asm: tl.constexpr = "shfl.sync.idx.b32 $0, $1, $2, {clamp}, 0xffffffff;"
+    index = index.to(tl.int32)
+    return tl.inline_asm_elementwise(asm, "={register},{register},r", [entries, index], tl.{type}, is_pure=True, pack=1)
+"""
+"""The entry with a number, of a table that neighbouring lanes hold: a load of each would be a turn of the L1 cache, which
+is what binds these products."""
 
 _FUNNEL = """
 @triton.jit

@@ -39,7 +39,7 @@ TARGET = KNOWN_TARGETS["sm_90"]
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 RUN_ALWAYS = ("q4_k", "q8_0")
-MOST_INSTRUCTIONS = {"q4_k": 9.0, "mxfp4": 9.0, "q6_k": 13.0, "q8_0": 14.0}
+MOST_INSTRUCTIONS = {"q4_k": 9.0, "mxfp4": 4.5, "iq4_xs": 5.5, "q6_k": 13.0, "q8_0": 14.0}
 """Machine instructions a weight, of those that read a model at the memory's speed."""
 
 
@@ -421,6 +421,19 @@ def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     weights = plan.held * plan.taken[0].written
     assert dict(made.report)["spilled_bytes"] == 0
     assert found.total() / weights <= MOST_INSTRUCTIONS[kind], found.most_common(8)
+
+
+@pytest.mark.parametrize(("kind", "entries"), [("mxfp4", 16), ("iq4_xs", 16), ("iq3_xxs", 0)])
+def test_a_small_table_is_held_by_the_lanes_of_a_warp(kind: str, entries: int) -> None:
+    """One load a thread, before the loop; a larger one is read number by number."""
+    _, kernel = product_of(kind, 64, 1024)
+    text = generate_kernel(kernel, TARGET, default_parameters(kernel, TARGET)).source
+    before, loop = text.split("    for ", 1) if "    for " in text else (text, text)
+    tables = {f"x{n}" for n in ("", 2, 3, 4)}
+    held = re.findall(r"(entries\w*) = gl.load\((\w+) \+ lanes\w*\)", before)
+    assert len(held) == bool(entries) and tables.issuperset(name for _, name in held)
+    assert f"_entry_of_{entries}_float32" in loop if entries else "_entry_of" not in text
+    assert not any(f"gl.load({name} +" in loop.replace(f"gl.load({name} + lanes", "") for _, name in held)
 
 
 # ---- several products of one vector
