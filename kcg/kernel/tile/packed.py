@@ -837,8 +837,8 @@ def {name}(entries, index):
     index = index.to(tl.int32)
     return tl.inline_asm_elementwise(asm, "={register},{register},r", [entries, index], tl.{type}, is_pure=True, pack=1)
 """
-"""The entry with a number, of a table that neighbouring lanes hold: a load of each would be a turn of the L1 cache, which
-is what binds these products."""
+"""The entry with a number, of a table that neighbouring lanes hold. To load each takes a turn of the L1 cache, which
+binds these products."""
 
 _FUNNEL = """
 @triton.jit
