@@ -58,6 +58,7 @@ NOMINAL = 3.35e12  # bytes a second of an H100
 CAPTURING = 4  # steps that TinyJit captures in, and the first of its graph
 ROUNDS, LOOPS = 10, 3  # timings of each, in turns; times that a graph goes through all copies
 CHECKED = 16  # rows
+SHORT = "60 s"  # a run with so short a budget has a row of its own
 FAR = 2e-3  # of the outputs' size: terms are rounded to float16 by tinygrad's kernel, or are not
 IQ = ("iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
 FIRST = ("q8_0", "q4_k", "q6_k", "q4_0", "mxfp4")
@@ -270,14 +271,15 @@ def token_row(result: Path, tokens: int) -> Row:
     if found.workload != "llm":
         raise UsageError(f"{result} is no result of the workload llm")
     step = runnable(llm_config(found.preset), 0)
-
     position, begin = step.inputs["start_pos"].unbind()
+    others = {name: value for name, value in step.inputs.items() if name != "start_pos"}
 
     def taken(count: int) -> float:
-        run, seconds = TinyJit(step.run), []
+        # what does not change is no argument, as in an application: a graph would set it anew for each token
+        run, seconds = TinyJit(lambda start_pos: step.run(**others, start_pos=start_pos)), []
         for number in range(CAPTURING + count):
             begun = time.perf_counter()
-            token, *_ = run(**{**step.inputs, "start_pos": position.bind(begin + number)})
+            token, *_ = run(start_pos=position.bind(begin + number))
             token.item()
             seconds.append(time.perf_counter() - begun)
         return statistics.median(seconds[CAPTURING:])
@@ -286,7 +288,7 @@ def token_row(result: Path, tokens: int) -> Row:
         tuned = taken(tokens)
     own = taken(8)
     return {
-        "preset": found.preset, "token_s": rounded(tuned), "own_token_s": rounded(own),
+        "preset": found.preset, "budget": found.budget, "token_s": rounded(tuned), "own_token_s": rounded(own),
         "tokens_per_s": rounded(1 / tuned),
         "events_s": rounded((found.model_check and found.model_check.after_s) or 0.0),
         "result_s": rounded(found.search_s), "kcg_version": found.kcg_version,
@@ -336,13 +338,16 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
     iq = [share for kind, share in shares.items() if kind in IQ]
     figures |= {"others_of_read_min": min(others)} if others else {}
     figures |= {"iq_of_read_min": min(iq)} if iq else {}
-    tokens = {row["preset"]: row for row in rows.values() if "preset" in row}
+    tokens = {row["preset"]: row for key, row in rows.items() if "preset" in row and not key.endswith(SHORT)}
     for preset, name in (("qwen-8b-q4_k_m", "qwen_q4"), ("qwen-8b-q8_0", "qwen_q8")):
         if preset in tokens:
             figures[f"{name}_tokens_per_s"] = tokens[preset]["tokens_per_s"]
     if "llama-1b-f16" in tokens:
         figures["llama_1b_ms"] = rounded(tokens["llama-1b-f16"]["token_s"] * 1e3)
         figures["result_s"] = tokens["llama-1b-f16"]["result_s"]
+        short = rows.get(f"token llama-1b-f16, {SHORT}", {})
+        if "events_s" in short:
+            figures["share_60"] = rounded(tokens["llama-1b-f16"]["events_s"] / short["events_s"])
         if "token_s" in rows.get(TORCH, {}):
             figures["llama_1b_vs_compile"] = rounded(rows[TORCH]["token_s"] / tokens["llama-1b-f16"]["token_s"])
     return figures
@@ -383,7 +388,7 @@ def main(
     if "tokens" in only.split(","):
         for path in result or []:
             row = token_row(path, tokens)
-            rows.add(f"token {row['preset']}", row)
+            rows.add(", ".join([f"token {row['preset']}", *([SHORT] if row["budget"] == SHORT else [])]), row)
             typer.echo(f"token {row['preset']}: {row['token_s'] * 1e3:.2f} ms, {row['tokens_per_s']:.0f} a second")
     if "torch" in only.split(",") and rows.wanted(TORCH):
         rows.add(TORCH, row := torch_row(tokens))

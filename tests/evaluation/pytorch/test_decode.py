@@ -67,12 +67,14 @@ def test_the_headline_has_what_is_there() -> None:
     rows["product q5_0"] = {"of_read": 0.4}
     rows["product iq2_s"] = {"of_read": 0.1}
     rows["product q8_0"] = {"status": "failed", "reason": "off by 1 of the outputs' size"}
-    rows["token llama-1b-f16"] = {"preset": "llama-1b-f16", "token_s": 0.002, "result_s": 90.0}
+    rows["token llama-1b-f16"] = {"preset": "llama-1b-f16", "token_s": 0.002, "result_s": 90.0, "events_s": 0.001}
+    rows["token llama-1b-f16, 60 s"] = {**rows["token llama-1b-f16"], "token_s": 0.009, "events_s": 0.00125}
     rows["token qwen-8b-q8_0"] = {"preset": "qwen-8b-q8_0", "tokens_per_s": 180.0}
     rows[TORCH] = {"token_s": 0.003}
     found = headline(rows)
     assert "q8_0_of_read" not in found and found["q4_k_of_read"] == 0.5
     assert (found["others_of_read_min"], found["iq_of_read_min"]) == (0.4, 0.1)
     assert (found["llama_1b_ms"], found["llama_1b_vs_compile"], found["result_s"]) == (2.0, 1.5, 90.0)
+    assert found["share_60"] == 0.8
     assert found["qwen_q8_tokens_per_s"] == 180.0 and "qwen_q4_tokens_per_s" not in found
     assert {*FIRST, *IQ} < {*KINDS}
