@@ -58,7 +58,7 @@ NOMINAL = 3.35e12  # bytes a second of an H100
 CAPTURING = 4  # steps that TinyJit captures in, and the first of its graph
 ROUNDS, LOOPS = 10, 3  # timings of each, in turns; times that a graph goes through all copies
 CHECKED = 16  # rows
-SHORT = "60 s"  # a run with so short a budget has a row of its own
+SHORT = "60 s"  # the budget whose result is compared with that of the usual one
 FAR = 2e-3  # of the outputs' size: terms are rounded to float16 by tinygrad's kernel, or are not
 IQ = ("iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
 FIRST = ("q8_0", "q4_k", "q6_k", "q4_0", "mxfp4")
@@ -338,7 +338,7 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
     iq = [share for kind, share in shares.items() if kind in IQ]
     figures |= {"others_of_read_min": min(others)} if others else {}
     figures |= {"iq_of_read_min": min(iq)} if iq else {}
-    tokens = {row["preset"]: row for key, row in rows.items() if "preset" in row and not key.endswith(SHORT)}
+    tokens = {row["preset"]: row for key, row in rows.items() if "preset" in row and ", " not in key}
     for preset, name in (("qwen-8b-q4_k_m", "qwen_q4"), ("qwen-8b-q8_0", "qwen_q8")):
         if preset in tokens:
             figures[f"{name}_tokens_per_s"] = tokens[preset]["tokens_per_s"]
@@ -358,6 +358,7 @@ def main(
     kinds: Annotated[str, typer.Option(help="formats, with commas between")] = ",".join(KINDS),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json of kcg optimize llm")] = None,
     tokens: Annotated[int, typer.Option(help="tokens that are timed")] = 40,
+    with_budget: Annotated[bool, typer.Option("--with-budget", help="in a token's row of its own")] = False,
     workers: Annotated[int, typer.Option(help="processes that compile")] = 8,
     budget: comparing.Budget = "",
     again: comparing.Again = False,
@@ -388,7 +389,7 @@ def main(
     if "tokens" in only.split(","):
         for path in result or []:
             row = token_row(path, tokens)
-            rows.add(", ".join([f"token {row['preset']}", *([SHORT] if row["budget"] == SHORT else [])]), row)
+            rows.add(", ".join([f"token {row['preset']}", *([row["budget"]] if with_budget else [])]), row)
             typer.echo(f"token {row['preset']}: {row['token_s'] * 1e3:.2f} ms, {row['tokens_per_s']:.0f} a second")
     if "torch" in only.split(",") and rows.wanted(TORCH):
         rows.add(TORCH, row := torch_row(tokens))

@@ -106,8 +106,21 @@ def unclear(reason: str) -> ModelCheck:
     return ModelCheck(None, f"{UNCLEAR}{reason}")
 
 
+OVERDUE = "did not finish in"
+"""What `isolated.Overdue` says."""
+
+
+def cut_short(check: ModelCheck) -> ModelCheck:
+    """The check of a whole that a budget had no more time for. It says as little of the schedules as one that did not
+    run."""
+    if check.passed is not None or OVERDUE not in check.reason:
+        return check
+    return replace(check, reason=f"not run to its end: {check.reason.removeprefix(UNCLEAR)}")
+
+
 def was_tried(check: ModelCheck) -> bool:
-    """Whether the whole ran, or was to, with whatever end: else nothing speaks against the schedules."""
+    """Whether the whole ran, or was to, with whatever end but that of its time: else nothing speaks against the
+    schedules."""
     return check.passed is not None or check.reason.startswith(UNCLEAR)
 
 

@@ -42,6 +42,10 @@ AHEAD_S = 12.0
 """The same where the process planned the model, and compiled tinygrad's own kernels, while kernels were searched. The
 whole check of Flux 768 took 20.0 s on one NVIDIA H200, of which ten steps were about 9."""
 PLACING_S = 6.5  # of these, for weights: of Flux 768, 24 GB, on that GPU
+CAPTURING_S, AGAIN = 6.5, 1.07
+"""Of these, for capturing the model: what the run itself took for that, and how many times as much the check takes. Of
+Flux 768, Flux 1024 and Llama 3.2 1B (6.7, 6.4 and 2.8 s), three plans each, the check took 12.4, 12.0 and 8.2 s beside
+its steps."""
 LEFT = 2  # times as much memory as is free beside weights that are made ahead, at most, the device has in all
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
@@ -74,6 +78,7 @@ class Model(Runner):
     module: str = field(default_factory=lambda: CHILD)  # what the child runs
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
     placed: bool = False  # it has the weights on the device, see `begun`
+    captured_s: float = 0.0  # what capturing took in this run; 0: not known
 
     what = "model"
 
@@ -101,6 +106,8 @@ class Model(Runner):
         start_s = CPU_START_S if self.dev.startswith("CPU") else AHEAD_S if self.child is not None else START_S
         if self.child is not None and self.placed:
             start_s -= PLACING_S
+        if self.captured_s and not self.dev.startswith("CPU"):
+            start_s += AGAIN * (self.captured_s - CAPTURING_S)
         own_s, steps_s = ((replays_of(step_s) + 2) * s for s in (step_s, min(cost.chosen_s, step_s)))
         read_s = self.workload.memory_bytes / READ_BYTES_S if self.weights else 0.0  # of its values too, to be safe
         compiled = 0 if self.child is not None else len(self.workload.calls)  # tinygrad's own, by then

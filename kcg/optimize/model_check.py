@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcg.errors import DeviceError
 from kcg.handover.choices import changed_by
-from kcg.judge.whole import TIMEOUT_S
+from kcg.judge.whole import TIMEOUT_S, cut_short
 from kcg.optimize import leaving_out
 from kcg.optimize.budget import overtime_s
 from kcg.types import JobKind, JobOutcome, ModelCheck, Result
@@ -78,6 +78,8 @@ def check_models(
     seen = _compared([results[place] for place in due], runner, words, log, timeout_s=timeout_s, rounds_s=rounds_s)
     if not log.ended_early and all(check.passed for check in seen):  # else it ended before, or looked for why
         estimates.took_whole(expected_s, time.monotonic() - begun)
+    if budget.over_at is not None:
+        seen = [cut_short(check) for check in seen]
     if not log.ended_early:
         _warn_of(seen, runner.what, estimates, log=log)
     for place, check in zip(due, seen, strict=True):

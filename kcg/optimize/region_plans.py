@@ -385,8 +385,9 @@ def fastest_step(results: Sequence[Result], checks: Sequence[ModelCheck]) -> tup
     """Of the results of several plans, the last of which has every kernel alone, the one whose whole step is the
     fastest and right, by their `checks`: what is measured of the whole step decides, since costs of parts do not add
     up. Of steps that differ by no more than noise it is the best expected one that is not slower than the last plan's.
-    Where no step is timed it is the first that is right. Where none was tried it is the first: each of its parts was
-    verified by itself. Else it is the last. What was seen of each plan is in its `Result.planning`."""
+    Where no step is timed it is the first that is right. Where none was tried, or a budget ended before any was there,
+    it is the first: each of its parts was verified by itself. Else it is the last. What was seen of each plan is in its
+    `Result.planning`."""
     at, why = _fastest(checks)
     chosen = results[at]
     if chosen.planning is None:

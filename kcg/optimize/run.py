@@ -382,15 +382,16 @@ def capture(
     `seen` is told of the others as soon as they are known, see `kcg.workloads.capture.watched`."""
     from kcg.workloads.registry import find
 
+    begin = time.monotonic()
     if (program := settings.program) is None:
         spec, preset = find(settings.workload, settings.preset, device.choice.device)
         log.progress.phase(f"capturing {spec.name} {preset} ({spec.about})")
         with not_collecting(), watched(seen) if seen is not None else contextlib.nullcontext():
-            return Captured(spec.capture(preset))
+            workload = spec.capture(preset)
+        return Captured(workload, time.monotonic() - begin)
     from kcg.workloads.script import capture_program
 
     log.progress.phase(f"running {program.label} to record its kernels")
-    begin = time.monotonic()
     with log.progress.paused():  # the program writes to the terminal
         late = _late(program.label, budget, log)
         captured = capture_program(program, dev=device.choice.dev, late=late, keeping=keeping)

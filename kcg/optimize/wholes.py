@@ -70,4 +70,5 @@ def runner_of(
         target=service.target,
         child=child,
         placed=child is not None,
+        captured_s=captured.recorded_s,
     )

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from kcg.judge.whole import Cost, Runner
+from kcg.judge.whole import Cost, Runner, was_tried
 from kcg.optimize.job_log import JobLog
 from kcg.optimize.model_check import check_models
+from kcg.optimize.region_plans import fastest_step
 from kcg.types import ModelCheck, Result
 from tests.sample_result import sample_result
 
@@ -25,8 +26,10 @@ class Whole(Runner):
 
     what = "whole"
 
-    def __init__(self, *passed: bool | None, most_s: float = math.inf, nothing: Sequence[int] = ()) -> None:
-        self.most_s, self._passed, self._nothing = most_s, passed, nothing
+    def __init__(
+        self, *passed: bool | None, most_s: float = math.inf, nothing: Sequence[int] = (), reason: str = ""
+    ) -> None:
+        self.most_s, self._passed, self._nothing, self._reason = most_s, passed, nothing, reason
         self.compared: list[int] = []
         self.rounds_s = 0.0
 
@@ -41,7 +44,7 @@ class Whole(Runner):
 
     def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float) -> list[ModelCheck]:
         self.compared, self.rounds_s = [result.seed for result in results], rounds_s
-        return [ModelCheck(one, after_s=1.0) for one in self._passed or [True] * len(results)]
+        return [ModelCheck(one, self._reason, after_s=1.0) for one in self._passed or [True] * len(results)]
 
 
 class Run:
@@ -119,6 +122,18 @@ def test_what_is_said_is_of_what_may_be_chosen(passed: tuple[bool | None, ...], 
     run = Run(Whole(*passed))
     run.checks(2)
     assert len(run.warnings) == len(said) and all(one in line for one, line in zip(said, run.warnings, strict=True))
+
+
+@pytest.mark.parametrize(("left_s", "chosen"), [(55.0, 0), (None, 1)])
+def test_what_a_budget_cut_short_says_nothing_of_the_schedules(left_s: float | None, chosen: int) -> None:
+    """The best plan stands, as where there was no time at all. Without a budget there was time enough: it may hang."""
+    late = "no verdict: the whole's run did not finish in 19 s (running the chosen schedules)"
+    run = Run(Whole(None, None, reason=late), left_s)
+    checks = run.checks(2)
+    assert [was_tried(check) for check in checks] == [left_s is None] * 2
+    assert all("did not finish in 19 s" in check.reason for check in checks) and "did not finish" in run.warnings[0]
+    results = [replace(sample_result(), seed=number) for number in range(2)]
+    assert fastest_step(results, checks)[0].seed == chosen
 
 
 def test_where_the_kernels_alone_change_nothing_the_best_plans_are_compared() -> None:

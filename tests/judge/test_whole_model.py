@@ -493,6 +493,9 @@ def test_when_it_is_not_run(make: Make) -> None:
     whole = replace(model(), workload=TINY.capture("float32"))
     few, many = (whole.expected_s(Cost(changed=n, step_s=0.5)) for n in (1, 9))
     assert 0 < few < many < 30
+    on_gpu = replace(whole, dev="CUDA")
+    taken = {s: replace(on_gpu, captured_s=s).expected_s(Cost(changed=1, plans=3, step_s=0.5)) for s in (0.0, 2.0, 9.0)}
+    assert taken[2.0] < taken[0.0] < taken[9.0], "what capturing took in the run it takes again"
     assert [is_runnable(Settings(name), "flux") for name in ("flux", "flux.py")] == [True, False]
     assert not is_runnable(Settings("tiny"), "tiny")
 
