@@ -57,6 +57,13 @@ class Packed:
     bytes: UOp | None  # the range along which bytes lie side by side
     ranges: tuple[UOp, ...]  # all that is summed over
     slots: frozenset[int]  # the buffers that hold words
+    looked_up: tuple[tuple[UOp, UOp], ...] = ()  # ranges that stand in addresses for values which memory says
+    gates: tuple[UOp, ...] = ()  # conditions on these, without which weights are 0
+
+    @property
+    def apart(self) -> frozenset[UOp]:
+        """The ranges that decide where rows begin otherwise than by sums: which expert's rows they are."""
+        return frozenset(axis for _, value in self.looked_up for axis in value.ranges)
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -260,9 +267,9 @@ def packed_sums(kernel: TileKernel) -> tuple[Packed, ...]:
 
 
 def rows_of(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
-    """The output ranges that number rows of words."""
+    """The output ranges that number rows of words which lie at even distances."""
     words = {axis for load in kernel.loads if load.buffer.slot in packed.slots for axis in load.node.ranges}
-    return tuple(number for number, axis in enumerate(kernel.outputs) if axis in words)
+    return tuple(number for number, axis in enumerate(kernel.outputs) if axis in words - packed.apart)
 
 
 def _packed_sums(kernel: TileKernel) -> _Sums | None:
@@ -275,7 +282,7 @@ def _packed_sums(kernel: TileKernel) -> _Sums | None:
         if (packed := _packed_of(kernel, reduce)) is None:
             return None
         found.append(packed)
-    return _Sums(tuple(found)) if len({rows_of(kernel, one) for one in found}) == 1 else None
+    return _Sums(tuple(found)) if len({(rows_of(kernel, one), one.apart) for one in found}) == 1 else None
 
 
 def _packed_of(kernel: TileKernel, reduce: UOp) -> Packed | None:
@@ -284,7 +291,8 @@ def _packed_of(kernel: TileKernel, reduce: UOp) -> Packed | None:
     inside = reduce.backward_slice_with_self
     if not any(load.buffer.dtype in BYTES and load.node in inside for load in kernel.loads):
         return None
-    body, ranges = _with_digits(reduce.src[0], tuple(reduce.src[1:]))
+    looked_up = _with_ranges_looked_up(reduce.src[0], set(reduce.src[1:]))
+    body, ranges = _with_digits(looked_up.body, tuple(reduce.src[1:]))
     loads = loads_of(body)
     slots = _slots_of_words(loads, set(ranges), set(kernel.outputs))
     if not slots:
@@ -299,7 +307,7 @@ def _packed_of(kernel: TileKernel, reduce: UOp) -> Packed | None:
         return None  # whether something is loaded is not decided by what is written out
     if any(_reads(load, chosen) > load.buffer.size for load in words):
         return None  # as of images that are convolved, of which outputs share bytes
-    found = Packed(reduce, body, tuple(chosen), beside, ranges, slots)
+    found = Packed(reduce, body, tuple(chosen), beside, ranges, slots, looked_up.ranges, looked_up.gates)
     return found if chosen or found.widths[0] > 1 else None
 
 
@@ -316,6 +324,50 @@ def _slots_of_words(loads: list[Access], summed: set[UOp], outputs: set[UOp]) ->
 
 
 # ---- ranges
+
+
+@dataclass(frozen=True, eq=False)
+class _LookedUp:
+    """A term whose addresses have ranges in the place of values that memory says, as which expert's weights a row is
+    of; these ranges with their values; and the conditions under which the values are places at all."""
+
+    body: UOp
+    ranges: tuple[tuple[UOp, UOp], ...] = ()
+    gates: tuple[UOp, ...] = ()
+
+
+def _with_ranges_looked_up(body: UOp, summed: set[UOp]) -> _LookedUp:
+    """A term without values in its addresses that memory says and no range of the sum changes."""
+    found: dict[UOp, UOp] = {}
+    plain: dict[UOp, UOp] = {}  # loads without their conditions
+    gates: dict[UOp, None] = {}
+    used = max((n.arg[0] for n in body.toposort() if n.op is Ops.RANGE), default=0)
+    for load in loads_of(body):
+        if load.steps is not None or not all(summed.isdisjoint(gate.ranges) for gate in load.gates):
+            continue
+        if not (parts := _looked_up(load.address, summed, 1)):
+            continue
+        for value, step in parts:
+            if value not in found:
+                count = max(1, min(int(value.vmax) + 1, load.buffer.size // step))
+                found[value] = UOp.range(count, used + 1 + len(found), AxisType.WEAK)
+        plain[load.node] = load.node.replace(src=(load.node.src[0], load.address))
+        gates |= dict.fromkeys(load.gates)
+    if not found:
+        return _LookedUp(body)
+    made = body.substitute(plain, walk=True).substitute(found, walk=True)
+    return _LookedUp(made, tuple((axis, value) for value, axis in found.items()), tuple(gates))
+
+
+def _looked_up(address: UOp, summed: set[UOp], step: int) -> list[tuple[UOp, int]]:
+    """The parts of an address that memory says, without ranges of the sum, and how far each moves it; none where it is
+    of another kind."""
+    if address.op is Ops.ADD:
+        return [part for source in address.src for part in _looked_up(source, summed, step)]
+    if address.op is Ops.MUL and address.src[1].op is Ops.CONST:
+        return _looked_up(address.src[0], summed, step * int(address.src[1].arg))
+    is_value = address.dtype is dtypes.weakint and any(node.op is Ops.INDEX for node in address.toposort())
+    return [(address, step)] if is_value and step > 0 and summed.isdisjoint(address.ranges) else []
 
 
 def _with_digits(body: UOp, ranges: tuple[UOp, ...]) -> tuple[UOp, tuple[UOp, ...]]:

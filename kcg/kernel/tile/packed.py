@@ -21,7 +21,7 @@ from kcg.kernel.ast import affine, extent, is_invalid
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import WORD_BYTES, Group, Term, Unpacked, packed_sums, raw_words, rows_of
+from kcg.kernel.reading.packed import WORD_BYTES, Group, Packed, Term, Unpacked, packed_sums, raw_words, rows_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type, sliced
@@ -86,14 +86,15 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 
     def axes(self, view: PackedView) -> tuple[Axes, ...]:
         rows = rows_of(view.kernel, view.packed[0])
-        others = tuple(n for n in range(len(view.kernel.outputs)) if n not in rows)
+        others = vectors_along(view.kernel, view.packed[0])
         return ((rows, others),) if others else ((rows,),)
 
     def start(self, view: PackedView, target: Target, axes: Axes) -> TileParameters:
         vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in axes[1:])
         rows = power_of_two(count_of(view.kernel, axes[0]))
         most = max(1, FIRST_ROWS // math.prod(vectors))
-        while rows > 1 and (rows > most or count_of(view.kernel, axes[0]) < rows * target.cores * FIRST_PROGRAMS):
+        every = math.prod(view.kernel.extents) // math.prod(count_of(view.kernel, numbers) for numbers in axes[1:])
+        while rows > 1 and (rows > most or every < rows * target.cores * FIRST_PROGRAMS):
             rows //= 2
         return TileParameters(
             PACKED, axes, (rows, *vectors), reduce_tile=device_of(target).warp, num_warps=1, num_stages=1,
@@ -177,11 +178,14 @@ def reads_words(kernel: TileKernel, slots: frozenset[int]) -> bool:
 
 def vectors_of(view: PackedView) -> int:
     """How many vectors each row is multiplied with: the most of any kernel of a launch."""
-    found = 1
-    for kernel in view.kernel.launched:
-        rows = rows_of(kernel, packed_sums(kernel)[0])
-        found = max(found, math.prod(size for number, size in enumerate(kernel.extents) if number not in rows))
-    return found
+    return max(count_of(one, vectors_along(one, packed_sums(one)[0])) for one in view.kernel.launched)
+
+
+def vectors_along(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:
+    """The output ranges that number vectors. What numbers neither these nor rows, as experts, is a program each."""
+    rows = rows_of(kernel, packed)
+    others = (number for number, axis in enumerate(kernel.outputs) if axis not in packed.apart)
+    return tuple(number for number in others if number not in rows)
 
 
 # ---- the plan
@@ -225,14 +229,12 @@ class PackedPlan(TilePlan):
         slot = access.buffer.slot
         if slot not in self.view.slots:
             return super().width(access)
-        widest = (
-            nbytes * count
-            for taken in self.taken
-            for (own, steps, nbytes), numbers in taken.aligned.items()
-            if own == slot
-            for _, count in together(numbers, most_together(steps, nbytes))
-        )
-        return max(widest, default=WORD_BYTES)  # else they begin anywhere
+        widest = [WORD_BYTES for taken in self.taken for own, *_ in taken.anywhere if own == slot]
+        for taken in self.taken:
+            for (own, steps, nbytes), numbers in taken.aligned.items():
+                if own == slot:
+                    widest += [nbytes * count for _, count in together(numbers, most_together(steps, nbytes))]
+        return max(widest, default=super().width(access))
 
     def registers(self, device: Device) -> Registers:
         held = self.held + self.words
@@ -306,7 +308,8 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none."""
     number, packed = len(plan.tile), next(one for one in plan.view.packed if one.reduce is node)
-    taken = packed.unpacked(plan.unpacked)
+    taken, root = packed.unpacked(plan.unpacked), frame.outermost()
+    is_there = _look_up(packed, root)
     made = _summed(plan, taken, frame, part, taken.groups)
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
@@ -322,7 +325,21 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
         whole = _summed(plan, least, inner, part, least.whole_groups)
         body.add(f"{total} = tl.sum({whole.text}, {number}, keep_dims=True)")
         frame.lines.extend(f"if {frame.lines.name(again, 'again')} > 0:", body, "not finite: without taking sums apart")
+    if is_there:  # where a weight is 0 a vector that is not finite gives none, either
+        frame.lines.add(f"{total} = {total} * tl.where({is_there}, 1.0, 0.0)")
     frame.bound[node] = frame.values[node] = frame.cast(Block(total, "float32", axes), compute_type(node))
+
+
+def _look_up(packed: Packed, root: Frame) -> str:
+    """Binds what memory says of where rows are. Returns the condition under which there are any; empty where that is
+    always so."""
+    gates = [root.atom(block) for gate in packed.gates if not (block := root.value(gate)).constant]
+    is_there = root.all_of(gates) if gates else ""
+    for axis, value in packed.looked_up:
+        block = root.value(value)
+        text = root.lines.name(f"tl.where({is_there}, {block.text}, 0)", "place") if is_there else block.text
+        root.bound[axis] = replace(block, text=text)
+    return is_there
 
 
 def _summed(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...]) -> Block:

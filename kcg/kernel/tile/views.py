@@ -143,7 +143,8 @@ class PackedView(View):
     @property
     def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
         loads = (load for one in self.kernel.launched for load in one.loads)
-        return (("w", tuple(load.node for load in loads if load.buffer.slot in self.slots)),)
+        looked_up = tuple(value for one in self.packed for _, value in one.looked_up)
+        return (("i", looked_up), ("w", tuple(load.node for load in loads if load.buffer.slot in self.slots)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from tinygrad import Tensor, dtypes
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.packed import packed_sums
+from kcg.kernel.reading.packed import packed_sums, rows_of
 from kcg.kernel.tile.compile import compiled_launch
 from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate_kernel
@@ -486,3 +486,67 @@ def test_products_of_one_vector_are_one_launch(name: str, tmp_path: Path) -> Non
     }
     assert not wrong_of(cases, tmp_path)
     assert [len(case.program.launches) for case in cases.values()] == [1 + (p.split > 1) for p in programs]
+
+
+# ---- weights of which memory says where they are
+
+EXPERTS = 5
+
+
+def of_experts(kind: str, rows: int, *, own_vectors: bool = False, chosen: Callable[[], Tensor]) -> Tensor:
+    """(chosen, rows): the products with the chosen ones of some matrices, of one vector or of one each."""
+    places = chosen()
+    weights = PackedWeights()("w", (EXPERTS, rows, 512), kind)[places]
+    x = empty(places.shape[0] if own_vectors else 1, 1, 512)
+    return x.matmul(weights.transpose(-1, -2), dtype="float32").contiguous()
+
+
+def in_memory() -> Tensor:
+    return empty(3, dtype="int32")
+
+
+def by_ranks() -> Tensor:
+    """The places of the three largest ranks, as a router's choice is found."""
+    ranks = empty(EXPERTS, dtype="int32")
+    found = ranks.reshape(1, EXPERTS) == Tensor.arange(2, 5).reshape(3, 1)
+    return (found.cast("int32") * Tensor.arange(EXPERTS).reshape(1, EXPERTS)).sum(1)
+
+
+CHOSEN = {
+    "in memory": ("q4_k", 24, False, in_memory),
+    "by ranks": ("q8_0", 16, False, by_ranks),
+    "vectors of their own": ("q6_k", 13, True, in_memory),
+    "blocks that begin anywhere": ("q5_0", 7, True, by_ranks),
+    "whole numbers and a minimum": ("q4_1", 16, False, in_memory),
+}
+"""Name -> format, rows of an expert, whether each has a vector of its own, and where it is said which are chosen."""
+
+
+@with_triton
+@pytest.mark.parametrize("name", some(CHOSEN, {"in memory", "blocks that begin anywhere"}))
+def test_products_with_chosen_experts_are_packed(name: str, tmp_path: Path) -> None:
+    kind, rows, own_vectors, chosen = CHOSEN[name]
+    region, kernel = _read(of_experts(kind, rows, own_vectors=own_vectors, chosen=chosen))
+    (packed,) = packed_sums(kernel)
+    assert packed.looked_up and len(rows_of(kernel, packed)) == 1, "which expert it is numbers no row"
+    programs = programs_of(kernel, 3)
+    assert all(p.axes == programs[0].axes and len(p.tile) == 1 for p in programs), "a program is of one expert"
+    (places,) = (b.slot for b in kernel.buffers if b.dtype is dtypes.int32)
+    wanted = {3: [4, 0, 3], EXPERTS: [3, 0, 4, 1, 2]}[next(b.size for b in kernel.buffers if b.slot == places)]
+    given = {slot_of_words(kernel): blocks_of(kind, EXPERTS * rows, 512), places: np.array(wanted, np.int32)}
+    cases = {
+        str(number): Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given, seed=number + 1)
+        for number, p in enumerate(programs)
+    }
+    assert not wrong_of(cases, tmp_path)
+
+
+@with_triton
+def test_an_expert_that_does_not_exist_has_no_weights(tmp_path: Path) -> None:
+    """tinygrad gives zeros where a place is none, and reads nothing there."""
+    region, kernel = _read(of_experts("q4_k", 8, chosen=in_memory))
+    programs = programs_of(kernel, 1)
+    (places,) = (b.slot for b in kernel.buffers if b.dtype is dtypes.int32)
+    given = {slot_of_words(kernel): blocks_of("q4_k", EXPERTS * 8, 512), places: np.array([7, -1, -9], np.int32)}
+    cases = [Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given) for p in programs]
+    assert compare(cases, tmp_path) == [""] * len(cases)
