@@ -498,7 +498,10 @@ class _Sum:
         whoever asks for it, before the loop."""
         groups: dict[tuple[int, UOp], list[tuple[int, UOp, Access]]] = {}
         for node, load in self.unpacked.loads.items():
-            if node in self.unpacked.bits or self.frame.home(node) is not self.frame:
+            if self.frame.home(node) is not self.frame:
+                self.frame.writer.accesses.setdefault(node, load)
+                continue
+            if node in self.unpacked.bits:
                 continue
             if load.gates:
                 raise UnsupportedTile("packed", "a load under a condition")

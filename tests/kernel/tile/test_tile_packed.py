@@ -523,6 +523,17 @@ CHOSEN = {
 
 
 @with_triton
+def test_a_row_of_one_block_is_right(tmp_path: Path) -> None:
+    """Its scales are the same for all steps: they are no words of a step."""
+    region, kernel = product_of("q5_k", 21, 256)
+    first = default_parameters(kernel, TARGET)
+    programs = [first.changed(unpacked=width) for width in packed_sums(kernel)[0].widths]
+    assert compare(cases_of(region, kernel, programs, lambda n: blocks_of("q5_k", 21, 256, n)), tmp_path) == [""] * len(
+        programs
+    )
+
+
+@with_triton
 @pytest.mark.parametrize("name", some(CHOSEN, {"in memory", "blocks that begin anywhere"}))
 def test_products_with_chosen_experts_are_packed(name: str, tmp_path: Path) -> None:
     kind, rows, own_vectors, chosen = CHOSEN[name]
