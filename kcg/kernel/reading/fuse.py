@@ -38,6 +38,7 @@ from kcg.kernel.reading.kernel import (
     with_shared_operand,
 )
 from kcg.kernel.reading.merging import with_reductions_merged, with_steps_merged
+from kcg.kernel.reading.packed import packed_sums, rows_of
 from kcg.kernel.reading.rows import in_groups, in_rows, with_rows
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.reading.vectors import VECTORS, vectors_of
@@ -70,7 +71,20 @@ def _fused(_id: str, region: Region) -> TileKernel:
         raise first from None
 
 
+def _as_packed(region: Region) -> TileKernel | None:
+    """A product of one vector with packed weights, with what is looked up for it or made of its result: as a row that
+    a program holds it would be taken byte by byte."""
+    try:
+        kernel = _combined(region, frozenset(range(len(region.kernels))), holding=True, as_rows=False)
+    except UnsupportedTile:
+        return None
+    sums = packed_sums(kernel)
+    return kernel if sums and len(rows_of(kernel, sums[0])) == len(kernel.outputs) else None
+
+
 def _as_one_or_launch(region: Region, parts: list[frozenset[int]]) -> TileKernel:
+    if (packed := _as_packed(region)) is not None:
+        return packed
     try:
         return _as_one(region, frozenset(range(len(region.kernels))))
     except UnsupportedTile:
