@@ -291,7 +291,7 @@ def _packed_of(kernel: TileKernel, reduce: UOp) -> Packed | None:
     inside = reduce.backward_slice_with_self
     if not any(load.buffer.dtype in BYTES and load.node in inside for load in kernel.loads):
         return None
-    looked_up = _with_ranges_looked_up(reduce.src[0], set(reduce.src[1:]))
+    looked_up = _with_ranges_looked_up(_without_true_gates(reduce.src[0]), set(reduce.src[1:]))
     body, ranges = _with_digits(looked_up.body, tuple(reduce.src[1:]))
     loads = loads_of(body)
     slots = _slots_of_words(loads, set(ranges), set(kernel.outputs))
@@ -334,6 +334,44 @@ class _LookedUp:
     body: UOp
     ranges: tuple[tuple[UOp, UOp], ...] = ()
     gates: tuple[UOp, ...] = ()
+
+
+def _without_true_gates(body: UOp) -> UOp:
+    """A term whose loads have no conditions that always hold: a table is asked for the smaller of a number and its last
+    place."""
+    plain = {
+        load.node: load.node.replace(src=(load.node.src[0], load.address))
+        for load in loads_of(body)
+        if load.gates and all(map(_holds, load.gates))
+    }
+    return body.substitute(plain, walk=True) if plain else body
+
+
+def _holds(gate: UOp) -> bool:
+    """Whether a value is below a constant, whatever it is."""
+    return gate.op is Ops.CMPLT and gate.src[1].op is Ops.CONST and _most(gate.src[0]) < gate.src[1].arg
+
+
+def _most(value: UOp) -> float:
+    """The largest that an integer may be: of the smaller of two numbers that of either."""
+    if value.op is Ops.CAST and dtypes.is_int(value.src[0].dtype):
+        return _most(value.src[0]) if value.src[0].vmin >= 0 else float(value.vmax)
+    if value.op is not Ops.WHERE:
+        return float(value.vmax)
+    condition, one, other = value.src
+    largest = _most(other)
+    if condition.op is Ops.CMPLT and condition.src[0].op is Ops.CONST:
+        is_compared = _plain(condition.src[1]) is _plain(other)
+        largest = min(largest, float(condition.src[0].arg)) if is_compared else largest
+    return max(_most(one), largest)
+
+
+def _plain(value: UOp) -> UOp:
+    """A number without its casts to wider integers, none of which is below 0."""
+    if value.op is not Ops.CAST or not dtypes.is_int(value.src[0].dtype) or value.src[0].vmin < 0:
+        return value
+    is_same = value.dtype is dtypes.weakint or value.dtype.itemsize > value.src[0].dtype.itemsize
+    return _plain(value.src[0]) if is_same else value
 
 
 def _with_ranges_looked_up(body: UOp, summed: set[UOp]) -> _LookedUp:

@@ -19,7 +19,7 @@ from tinygrad import Tensor, dtypes
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
-from kcg.kernel.reading.packed import packed_sums, rows_of
+from kcg.kernel.reading.packed import _holds, packed_sums, rows_of
 from kcg.kernel.tile.compile import compiled_launch
 from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate_kernel
@@ -462,6 +462,41 @@ TOGETHER: dict[str, tuple[Callable[[], tuple[Tensor, ...]], int]] = {
     "two formats": (lambda: products(("q4_k", 24), ("q6_k", 16)), 2),
 }
 """Name -> tensors, and products of the launch."""
+
+
+LOOKED_UP = ("iq3_xxs", "mxfp4")
+"""Formats of which tinygrad looks something up in a kernel of its own, as it cuts a product: signs, or scales."""
+
+
+@with_triton
+@pytest.mark.parametrize("kind", first(1, LOOKED_UP))
+def test_a_product_and_what_is_looked_up_for_it_are_one_program(kind: str, tmp_path: Path) -> None:
+    weights = PackedWeights()("w", (13, 1024), kind)
+    region = region_of(empty(1, 1024).dot(weights.T, dtype="float32"))
+    kernel = read_region(region)
+    assert len(region.kernels) == 2 and len(packed_sums(kernel)) == 1
+    (slot,) = (b.slot for b in kernel.buffers if b.size == FORMATS[kind].bytes_of(13 * 1024))
+    given = {slot: blocks_of(kind, 13, 1024)}
+    cases = {
+        str(number): Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given, seed=number + 1)
+        for number, p in enumerate(programs_of(kernel, 3))
+    }
+    assert not wrong_of(cases, tmp_path)
+
+
+@pytest.mark.parametrize(("limit", "narrow", "gated"), [(1, False, False), (2, False, True), (1, True, True)])
+def test_conditions_that_always_hold_are_none(limit: int, narrow: bool, gated: bool) -> None:
+    """A table of two is asked for the smaller of a number and `limit`; what is compared may be less than the number."""
+    words = empty(64, 2, dtype="uint16")
+    number = words[:, :1].cast("uint8").cast("uint32") if narrow else words[:, :1].cast("uint32")
+    place = (number > limit).where(limit, words[:, :1].cast("uint32") if narrow else number).cast("int32")
+    (load,) = (one for one in read_kernel(_region_of(empty(2)[place])).loads if one.buffer.size == 2)
+    assert bool(load.gates) and (not all(map(_holds, load.gates))) == gated
+
+
+def _region_of(made: Tensor) -> Region:
+    *_, ast = kernels_of(made)
+    return Region((kernel_of(ast),))
 
 
 def random_rows(size: int) -> np.ndarray:
