@@ -456,6 +456,8 @@ class _Rules(_Wiring):
             yield Form.BESIDE, places, none
         for places in self._of_vectors():
             yield Form.VECTOR, places, none
+        for places in self._of_tables():
+            yield Form.PROLOGUE, places, none
 
     # -- chains
 
@@ -707,6 +709,33 @@ class _Rules(_Wiring):
                         yield from (group for group in groups if len(group) > 1)
                 for _, equal in itertools.groupby(near, key=lambda place: self.sequence.calls[place].kernel):
                     yield from map(frozenset, _groups(list(equal), self.limits.products))
+
+    # -- tables
+
+    def _of_tables(self) -> Iterator[frozenset[int]]:
+        """Reductions that read parts of a table which memory says, as the weights of chosen experts, each with the call
+        that makes all of the table, and with those that make something for that: only what is read has to be made."""
+        for place, kernel in enumerate(self.kernels):
+            if kernel is None or not kernel.is_reduction:
+                continue
+            for view in self.reads[place]:
+                if all(load.steps is not None for load in self._loads(place, view)):
+                    continue
+                if (maker := self._made_for(place, view)) is None:
+                    continue
+                yield frozenset((place, maker))
+                before = {other for one in self.reads[maker] if (other := self._made_for(maker, one)) is not None}
+                if before:
+                    yield frozenset((place, maker, *before))
+
+    def _made_for(self, place: int, view: SlotBinding) -> int | None:
+        """The call that makes something element by element for one reader alone; None where there is none."""
+        maker = self.maker.get(view)
+        kernel = self.kernels[maker] if maker is not None and maker < place else None
+        if kernel is None or not kernel.is_elementwise or self.sequence.buffers[view.buffer].held:
+            return None
+        assert maker is not None
+        return maker if all(reader == place for reader, _ in self.readers[maker]) else None
 
     def _needs_rows(self, reader: int, place: int) -> bool:
         """Whether each row of a product needs the same one of another product's result."""

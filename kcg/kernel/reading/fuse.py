@@ -78,8 +78,10 @@ def _as_packed(region: Region) -> TileKernel | None:
         kernel = _combined(region, frozenset(range(len(region.kernels))), holding=True, as_rows=False)
     except UnsupportedTile:
         return None
-    sums = packed_sums(kernel)
-    return kernel if sums and len(rows_of(kernel, sums[0])) == len(kernel.outputs) else None
+    if not (sums := packed_sums(kernel)):
+        return None
+    numbered = sum(axis in sums[0].apart for axis in kernel.outputs) + len(rows_of(kernel, sums[0]))
+    return kernel if numbered == len(kernel.outputs) else None
 
 
 def _as_one_or_launch(region: Region, parts: list[frozenset[int]]) -> TileKernel:

@@ -20,6 +20,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.reading.packed import _holds, packed_sums, rows_of
+from kcg.kernel.regions import Form
 from kcg.kernel.tile.compile import compiled_launch
 from kcg.kernel.tile.forms import plan_of
 from kcg.kernel.tile.generate import generate_kernel
@@ -27,8 +28,11 @@ from kcg.kernel.tile.legal import is_legal, random_parameters
 from kcg.kernel.tile.packed import PackedPlan
 from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.prior import default_parameters
+from kcg.optimize.region_plans import propose
 from kcg.types import Region
+from kcg.workloads.llm import PRESETS
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
+from kcg.workloads.registry import spec_of
 from tests.chains import region_of
 from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compare, question_of, wrong_of
 from tests.kernels import empty, kernels_of
@@ -596,3 +600,30 @@ def test_an_expert_that_does_not_exist_has_no_weights(tmp_path: Path) -> None:
     given = {slot_of_words(kernel): blocks_of("q4_k", EXPERTS * 8, 512), places: np.array([7, -1, -9], np.int32)}
     cases = [Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given) for p in programs]
     assert compare(cases, tmp_path) == [""] * len(cases)
+
+
+@with_triton
+@pytest.mark.parametrize(("kind", "kernels"), first_rows(1, [("iq3_xxs", 3), ("mxfp4", 3), ("iq2_s", 2)]))
+def test_of_a_table_that_is_made_whole_only_the_chosen_rows_are(
+    kind: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tinygrad makes float16 of all experts' weights before it takes those of the chosen ones."""
+    config = replace(PRESETS["mini-moe"], file=kind)
+    monkeypatch.setitem(PRESETS, "mini-moe", config)
+    proposals = propose(spec_of("llm").capture("mini-moe"))
+    found = [one.region for one in proposals.candidates.values() if one.form is Form.PROLOGUE]
+    sums = {region: packed_sums(read_region(region)) for region in found if len(region.kernels) == kernels}
+    chosen = [region for region, packed in sums.items() if packed and packed[0].looked_up]
+    assert len(chosen) == 2, "gate and up, and down"
+    cases = {}
+    for region in chosen:
+        kernel = read_region(region)
+        (ranks,) = (b.slot for b in kernel.buffers if b.dtype is dtypes.int32)
+        _, slot = max((b.size, b.slot) for b in kernel.buffers if b.dtype is dtypes.uint8)
+        (size,) = (b.size for b in kernel.buffers if b.slot == slot)
+        blocks = random_blocks(kind, size // FORMATS[kind].nbytes, 0.05, np.random.default_rng(3)).reshape(-1)
+        given = {slot: blocks, ranks: np.array([2, 0, 3, 1], np.int32)}
+        for number, p in enumerate(programs_of(kernel, 2)):
+            program = generate_kernel(kernel, TARGET, p, interpreted=True)
+            cases[f"{len(cases)}"] = Case(region, program, inputs=given, seed=number + 1)
+    assert not wrong_of(cases, tmp_path)
