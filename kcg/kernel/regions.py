@@ -10,7 +10,8 @@ generous: a kind of schedule refuses what it cannot express, and what a region s
 - `CHAINED`: a contraction, what is made of its result by way of a maximum of each row, and the contraction that takes
   that as an operand (attention);
 - `SHARED`: contractions that read the same operand (query, key and value);
-- `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way;
+- `PROLOGUE`: any of these with the elementwise call that makes an operand, computed on the way; a reduction that reads
+  parts of a table which memory says (weights of chosen experts), with the call that makes all of it;
 - `BESIDE`: two contractions of which neither needs the other, whose tiles fill waves together (the same layer of two
   streams);
 - `VECTOR`: matrix-vector products that read the same vector (a modulation's; query, key and value of one token).
