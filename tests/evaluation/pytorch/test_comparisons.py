@@ -302,6 +302,7 @@ def test_figures_and_cases_are_those_of_the_results(name: str) -> None:
 # -- the program
 
 
+@pytest.mark.slow  # what a script writes, that of attention shows too
 def test_rope_script(tmp_path: Path) -> None:
     rows = run("rope", tmp_path / "rope.json", "--contenders", "tinygrad,eager")
     assert set(rows) == {f"{way} {n}" for way in ("forward", "backward") for n in (32, 64)}

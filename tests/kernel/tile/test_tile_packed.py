@@ -603,7 +603,8 @@ def test_an_expert_that_does_not_exist_has_no_weights(tmp_path: Path) -> None:
 
 
 @with_triton
-@pytest.mark.parametrize(("kind", "kernels"), first_rows(1, [("iq3_xxs", 3), ("mxfp4", 3), ("iq2_s", 2)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "kernels"), [("iq3_xxs", 3), ("mxfp4", 3), ("iq2_s", 2)])
 def test_of_a_table_that_is_made_whole_only_the_chosen_rows_are(
     kind: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
