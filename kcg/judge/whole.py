@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
 from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
+from kcg.measure.isolated import OVERDUE
 from kcg.types import ModelCheck, Result
 
 if TYPE_CHECKING:
@@ -104,10 +105,6 @@ UNCLEAR = "no verdict: "
 def unclear(reason: str) -> ModelCheck:
     """Nothing can be told of the schedules."""
     return ModelCheck(None, f"{UNCLEAR}{reason}")
-
-
-OVERDUE = "did not finish in"
-"""What `isolated.Overdue` says."""
 
 
 def cut_short(check: ModelCheck) -> ModelCheck:

@@ -732,10 +732,10 @@ class _Rules(_Wiring):
     def _made_for(self, place: int, view: SlotBinding) -> int | None:
         """The call that makes something element by element for one reader alone; None where there is none."""
         maker = self.maker.get(view)
-        kernel = self.kernels[maker] if maker is not None and maker < place else None
-        if kernel is None or not kernel.is_elementwise or self.sequence.buffers[view.buffer].held:
+        if maker is None or maker >= place or self.sequence.buffers[view.buffer].held:
             return None
-        assert maker is not None
+        if (kernel := self.kernels[maker]) is None or not kernel.is_elementwise:
+            return None
         return maker if all(reader == place for reader, _ in self.readers[maker]) else None
 
     def _needs_rows(self, reader: int, place: int) -> bool:

@@ -59,6 +59,10 @@ class Ended:
         return self.err[-1] if self.err else f"exit code {self.returncode}, no message"
 
 
+OVERDUE = "did not finish in"
+"""What an `Overdue` says before the seconds."""
+
+
 class Overdue(TimeoutError):
     """It did not finish in time and was killed; `out` are the lines that it had printed by then."""
 
@@ -129,7 +133,7 @@ class IsolatedProcess:
             stream.seek(0)
             printed.append(tuple(stream.read().strip().splitlines()))
         if overdue:
-            raise Overdue(f"{name} did not finish in {round(timeout_s, 1) or timeout_s:g} s", printed[0])
+            raise Overdue(f"{name} {OVERDUE} {round(timeout_s, 1) or timeout_s:g} s", printed[0])
         return Ended(self._process.returncode, *printed)
 
     def close(self) -> None:

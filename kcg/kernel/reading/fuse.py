@@ -38,7 +38,7 @@ from kcg.kernel.reading.kernel import (
     with_shared_operand,
 )
 from kcg.kernel.reading.merging import with_reductions_merged, with_steps_merged
-from kcg.kernel.reading.packed import packed_sums, rows_of
+from kcg.kernel.reading.packed import BYTES, packed_sums, rows_of
 from kcg.kernel.reading.rows import in_groups, in_rows, with_rows
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.reading.vectors import VECTORS, vectors_of
@@ -74,6 +74,8 @@ def _fused(_id: str, region: Region) -> TileKernel:
 def _as_packed(region: Region) -> TileKernel | None:
     """A product of one vector with packed weights, with what is looked up for it or made of its result: as a row that
     a program holds it would be taken byte by byte."""
+    if not any(node.op is Ops.PARAM and node.dtype in BYTES for k in region.kernels for node in ast_of(k).toposort()):
+        return None
     try:
         kernel = _combined(region, frozenset(range(len(region.kernels))), holding=True, as_rows=False)
     except UnsupportedTile:

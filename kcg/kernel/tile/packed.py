@@ -29,6 +29,7 @@ from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
+from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part
@@ -36,15 +37,14 @@ from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials
 from kcg.kernel.tile.tiles import (
     Axis,
     Tiled,
-    axes_of,
     bind_axis,
     bind_tile,
     count_of,
     is_power_of_two,
-    launched_with,
     open_frame,
     power_of_two,
     split_number,
+    tiled_of,
 )
 from kcg.kernel.tile.vectors import write_launch
 from kcg.kernel.tile.views import PackedView
@@ -55,7 +55,6 @@ MOST_ROWS = 16  # of a program
 MOST_HELD, MOST_WORDS = 64, 200  # sums of a thread, and words that it takes at once: of more of them it spilled
 LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
 FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, and programs of a multiprocessor
-VECTOR_BYTES = 16  # that a thread loads at once
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
@@ -132,7 +131,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             raise UnsupportedTile("axes", "rows of words, and vectors")
 
     def planned(self, view: PackedView, target: Target, p: TileParameters) -> PackedPlan:
-        tiled = tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(view.kernel, p))
+        tiled = tiled_of(view.kernel, p)
         taken = tuple(one.unpacked(p.unpacked) for one in view.packed)
         places = max(math.prod(map(extent, one.ranges)) for one in taken)
         tiles = p.split * sum(one.tiles for one in tiled)

@@ -23,6 +23,7 @@ from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, figures_of
 from kcg.kernel.tile.emit import PLAIN, Style, runs_of
 from kcg.kernel.tile.estimates import LAUNCH_S, either
+from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PRECISIONS, TMA
 from kcg.kernel.tile.tiles import Axis
 from kcg.kernel.tile.views import View
@@ -34,7 +35,7 @@ UNTRIED = 0.005
 """What an eviction policy (a reduction's first ones aside), a limit of registers or loads ahead in a loop over rows
 cost until it is measured: what is known to matter comes first."""
 MOST_PARTIALS = (1 << 31) - 1  # values that a launch leaves for a second one
-LEAST_COPY, MOST_AT_ONCE = 4, 16  # bytes of an asynchronous copy, and those that a thread moves at once at most
+LEAST_COPY = 4  # bytes of an asynchronous copy
 OF_TILE = 2  # axes, as features count them
 SEVERAL = "tf32x3"
 """A precision in which a product is made of three."""
@@ -252,7 +253,7 @@ class TilePlan:
             whole = math.prod(extent(r) for r in ranges[first : last + 1])
             others = [step for r, step in steps.items() if r not in ranges[first : last + 1]]
             found = max(found, math.gcd(size, *(() if first == 0 else (whole,)), *others))
-        return min(found * itemsize, MOST_AT_ONCE)
+        return min(found * itemsize, VECTOR_BYTES)
 
     # ---- what holds of all
 

@@ -32,13 +32,12 @@ from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sum
 from kcg.kernel.tile.tiles import (
     MAX_BLOCK,
     Tiled,
-    axes_of,
     bind_tile,
     count_of,
-    launched_with,
     open_frame,
     power_of_two,
     split_number,
+    tiled_of,
 )
 from kcg.kernel.tile.vectors import write_launch
 from kcg.kernel.tile.views import PointwiseView, ReductionView, View
@@ -227,7 +226,7 @@ class StreamPlan(TilePlan):
 def _tiled(view: View, axes: Axes, tile: tuple[int, ...]) -> tuple[Tiled, ...]:
     """The tiles of each kernel of a launch. A search asks some thousand times for each."""
     p = TileParameters((view.kernel.reductions and REDUCTION) or ELEMENTWISE, axes, tile)
-    return tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(view.kernel, p))
+    return tiled_of(view.kernel, p)
 
 
 # ---- the axes of a tile

@@ -109,6 +109,11 @@ def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[
     return found
 
 
+def tiled_of(kernel: TileKernel, parameters: TileParameters) -> tuple[Tiled, ...]:
+    """The tiles of each kernel of a launch. Raises UnsupportedTile where the parameters do not fit one."""
+    return tuple(Tiled(one, axes_of(one, own)) for one, own in launched_with(kernel, parameters))
+
+
 def is_power_of_two(size: int) -> bool:
     return size > 0 and size & (size - 1) == 0
 
