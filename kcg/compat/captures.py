@@ -38,17 +38,36 @@ class CapturedOnce:
         """A `TinyJit` that captures its first call, as of `captured_at_once`."""
         return captured_at_once(_Program(self))
 
+    def record(self, *args: Any, **kwargs: Any) -> UOp:
+        """Run the function before there is a program of it; nothing is launched. Gives its calls, on no memory."""
+        from tinygrad.engine.realize import capturing
+
+        assert not capturing, "another capture is under way"
+        capturing.append(_Recorder())
+        try:
+            self._record(*args, **kwargs)
+        finally:
+            capturing.clear()
+        assert self._recorded is not None
+        return UOp(Ops.LINEAR, src=tuple(call for linear in self._recorded.linears for call in linear.src))
+
     def run(self, alive: list[Tensor], *args: Any, **kwargs: Any) -> Any:
         """Have the `TinyJit` that is being captured record the calls, and give what the function returns. `alive` gets
         what stands for other Tensors that the function left: they decide what a region may leave out."""
         from tinygrad.engine.realize import capturing
 
-        if self._recorded is not None:
-            new = _new_buffers(self._recorded.made)
-            for linear in self._recorded.linears:
-                capturing[0].add_linear(linear.substitute(new, walk=True), {})
-            alive += [Tensor(node.substitute(new, walk=True)) for node in self._recorded.left]
-            return _mapped(self._recorded.returned, lambda node: Tensor(node.substitute(new, walk=True)))
+        if self._recorded is None:
+            return self._record(*args, **kwargs)
+        new = _new_buffers(self._recorded.made)
+        for linear in self._recorded.linears:
+            capturing[0].add_linear(linear.substitute(new, walk=True), {})
+        alive += [Tensor(node.substitute(new, walk=True)) for node in self._recorded.left]
+        return _mapped(self._recorded.returned, lambda node: Tensor(node.substitute(new, walk=True)))
+
+    def _record(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, and keep what whoever captures got from it."""
+        from tinygrad.engine.realize import capturing
+
         self.captures += 1
         before = _There()
         returned = _mapped(self._function(*args, **kwargs), _with_memory)
@@ -58,6 +77,16 @@ class CapturedOnce:
             Tensor.realize(*given)  # as `TinyJit` does, too late for what is recorded here
         self._recorded = _recorded(capturing[0]._linears, returned, given, before)
         return returned
+
+
+class _Recorder:
+    """In the place of the `TinyJit` that captures."""
+
+    def __init__(self) -> None:
+        self._linears = list[UOp]()
+
+    def add_linear(self, linear: UOp, _: Any) -> None:
+        self._linears.append(linear)
 
 
 class _Program:

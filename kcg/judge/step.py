@@ -61,9 +61,10 @@ def compare(
     report: Callable[[Stage], None] = lambda _: None,
     kernels: Sequence[Path] = (),
     programs: Mapping[str, Compiled] | None = None,
+    once: CapturedOnce | None = None,
 ) -> list[ModelCheck]:
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
-    `report` gets each stage, at every run."""
+    `report` gets each stage, at every run; `once` is the capture of `step` where there is one."""
     from kcg.compat.captures import CapturedOnce
     from kcg.compat.tiny import Context
     from kcg.handover.in_place import compiled_before
@@ -74,7 +75,7 @@ def compare(
     with Context(BEAM=0, NOOPT=0), given:
         least = rounding_of_products(results)
         shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(2)]
-        once = CapturedOnce(step.run)  # the programs differ in what runs in the place of its calls
+        once = once or CapturedOnce(step.run)  # the programs differ in what runs in the place of its calls
         chosen: list[_Program] = []
         places: list[InPlace] = []
         in_turns = True

@@ -27,6 +27,7 @@ from kcg.report.endings import NO_WHOLE
 from kcg.types import ModelCheck, Result, Target, Workload
 
 if TYPE_CHECKING:
+    from kcg.compat.captures import CapturedOnce
     from kcg.kernel.program import Compiled
     from kcg.workloads.family import Step
     from kcg.workloads.registry import WorkloadSpec
@@ -41,11 +42,11 @@ CPU_START_S, START_S = 8.5, 18.0
 AHEAD_S = 12.0
 """The same where the process planned the model, and compiled tinygrad's own kernels, while kernels were searched. The
 whole check of Flux 768 took 20.0 s on one NVIDIA H200, of which ten steps were about 9."""
-PLACING_S = 6.5  # of these, for weights: of Flux 768, 24 GB, on that GPU
 CAPTURING_S, AGAIN = 6.5, 1.07
 """Of these, for capturing the model: what the run itself took for that, and how many times as much the check takes. Of
 Flux 768, Flux 1024 and Llama 3.2 1B (6.7, 6.4 and 2.8 s), three plans each, the check took 12.4, 12.0 and 8.2 s beside
 its steps."""
+RECORDED_S = 3.0  # where the process also has the weights and recorded the model's calls: only programs are loaded
 LEFT = 2  # times as much memory as is free beside weights that are made ahead, at most, the device has in all
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
@@ -104,10 +105,10 @@ class Model(Runner):
             return 0.0
         step_s, compile_s = cost.step_s, max(COMPILE_S, cost.compile_s / self.compilers)
         start_s = CPU_START_S if self.dev.startswith("CPU") else AHEAD_S if self.child is not None else START_S
-        if self.child is not None and self.placed:
-            start_s -= PLACING_S
         if self.captured_s and not self.dev.startswith("CPU"):
             start_s += AGAIN * (self.captured_s - CAPTURING_S)
+        if self.child is not None and self.placed:
+            start_s = RECORDED_S
         own_s, steps_s = ((replays_of(step_s) + 2) * s for s in (step_s, min(cost.chosen_s, step_s)))
         read_s = self.workload.memory_bytes / READ_BYTES_S if self.weights else 0.0  # of its values too, to be safe
         compiled = 0 if self.child is not None else len(self.workload.calls)  # tinygrad's own, by then
@@ -248,20 +249,29 @@ def _stage(lines: Sequence[str]) -> tuple[str, int]:
 # ---- in the child
 
 
-def _prepare(workload: str, preset: str, target: str = "", *, is_free: Callable[[], bool]) -> None:
-    """What needs no device, before the job is there."""
+def _prepare(
+    step: Step | None, workload: str, preset: str, target: str = "", *, is_free: Callable[[], bool]
+) -> CapturedOnce | None:
+    """What launches nothing, before the job is there. Gives the capture of `step`; where that is not there yet, the
+    model is planned on nothing, and what tinygrad knows then makes the capture shorter."""
+    from kcg.compat.captures import CapturedOnce
     from kcg.compat.lowering import lower_ahead
     from kcg.compat.renderers import renderer_ahead
     from kcg.compat.tiny import Context
     from kcg.workloads.registry import spec_of
 
-    if (plan := spec_of(workload).plan) is None:
-        return
-    calls = plan(preset)
-    if target:
-        # as it will be compared; where there is no compiler for it, what compares says so
-        with Context(BEAM=0, NOOPT=0), contextlib.suppress(Exception):
+    once = CapturedOnce(step.run) if step is not None else None
+    # as it will be compared; where there is no compiler for it, what compares says so
+    with Context(BEAM=0, NOOPT=0), contextlib.suppress(Exception):
+        if step is not None and once is not None:
+            calls = once.record(**step.inputs)
+        elif (plan := spec_of(workload).plan) is not None:
+            calls = plan(preset)
+        else:
+            return None
+        if target:
             lower_ahead(calls, renderer_ahead(noun_from_json(Target, target)), is_free)
+    return once
 
 
 def _placed(job: dict[str, Any]) -> Step | None:
@@ -308,10 +318,10 @@ def _work(receive: isolated.Awaited) -> None:
     from kcg.report.result import read_result
     from kcg.workloads.registry import spec_of
 
-    job, step = receive(), None
+    job, step, once = receive(), None, None
     while PLACE in job or PLAN in job:
         if PLAN in job:
-            _prepare(*job[PLAN], is_free=lambda: not receive.is_there)
+            once = _prepare(step, *job[PLAN], is_free=lambda: not receive.is_there)
         else:
             step = _placed(job)
         job = receive()
@@ -326,6 +336,7 @@ def _work(receive: isolated.Awaited) -> None:
         report=lambda stage: isolated.answer({"stage": stage.name, "result": stage.result}),
         kernels=[Path(file) for file in job["kernels"]],
         programs={name: compiled_from(values) for name, values in job["programs"].items()},
+        once=once,
     )
     isolated.answer([noun_to_json(check) for check in checks])
 

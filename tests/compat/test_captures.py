@@ -36,6 +36,23 @@ def test_two_programs_of_one_capture_give_the_same_in_memory_of_their_own() -> N
     assert second(x=other)[1].tolist() == [0.0, 0.0, 3.0]
 
 
+def test_what_was_recorded_before_there_is_a_program_is_not_captured_again() -> None:
+    cache = _input(0.0, 0.0)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        between = (x * 2).contiguous()
+        return between + between.sum(), cache.assign(cache + x)
+
+    x, once = _input(1.0, 2.0), CapturedOnce(run)
+    before = GlobalCounters.kernel_count
+    calls = once.record(x=x)
+    assert GlobalCounters.kernel_count == before, "nothing ran"
+    first, second = once.program(), once.program()
+    assert first(x=x)[0].tolist() == second(x=x)[0].tolist() == [8.0, 10.0]
+    assert cache.tolist() == [2.0, 4.0] and once.captures == 1
+    assert len(calls.src) == len(first.captured.linear.src)
+
+
 def test_what_a_function_of_tinygrad_returns_is_captured_once_and_is_what_the_program_wrote() -> None:
     """Realising gives no memory to the result of a `function`: it was captured twice, and computed again by whoever
     read it."""

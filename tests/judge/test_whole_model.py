@@ -553,6 +553,14 @@ def test_weights_are_made_ahead_of_a_model_on_a_gpu_alone(monkeypatch: pytest.Mo
     assert begun == [("flux", "mini", 3, "CUDA:TILE")]
 
 
+def test_a_step_that_was_recorded_ahead_is_compared_as_any_other(make: Make) -> None:
+    step = TINY.runnable("float32", 0)  # type: ignore[misc]
+    once = whole_model._prepare(step, "tiny", "float32", is_free=lambda: True)
+    assert once is not None and once.captures == 1
+    (check,) = compare(step, [make("float32")], seed=0, once=once)
+    assert once.captures == 1 and check.passed is True, check.reason
+
+
 @pytest.mark.slow
 def test_a_child_that_waits_takes_its_job_or_dies(make: Make) -> None:
     with whole_model.begun("tiny", "float32", 0, DEV, module=CHILD) as child:
