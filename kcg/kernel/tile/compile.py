@@ -25,7 +25,16 @@ from kcg.compat.assembler import Assembler, assemble, assembler, ending_with_ptx
 from kcg.compat.tiny import DType, dtypes
 from kcg.errors import ScheduleError, UsageError
 from kcg.files import cache_folder, write_whole
-from kcg.kernel.program import BoundLaunch, Compiled, Program, ProgramLaunch, Scratch
+from kcg.kernel.generator import GENERATOR_VERSION, TEXTS
+from kcg.kernel.program import (
+    BoundLaunch,
+    Compiled,
+    Program,
+    ProgramLaunch,
+    Scratch,
+    program_from,
+    program_values,
+)
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.device import Device, device_of
@@ -83,13 +92,20 @@ def compile_tile(
     """
     kernel, source = _generated(region, schedule, target)
     binaries = [compiled_launch(source, launch, target) for launch in source.launches]
-    return _program(region, kernel, source, binaries, (variables, *also))
+    program = _program(region, kernel, source, binaries, (variables, *also))
+    keys = [_keep(source, launch, target).key for launch in source.launches]
+    with contextlib.suppress(UsageError):
+        write_whole(_known_at(region, schedule, target, (variables, *also)), _listed(program, keys))
+    return program
 
 
 def kept_tile(
     region: Region, schedule: Schedule, target: Target, *, variables: Variables = (), also: tuple[Variables, ...] = ()
 ) -> Program | None:
-    """As `compile_tile`, of what is in the user's cache alone: None where a part of it is not. It loads no Triton."""
+    """As `compile_tile`, of what is in the user's cache alone: None where a part of it is not. It loads no Triton, and
+    what was compiled with this version's generator is not written again: of some formats a text takes a second."""
+    if (known := _unlisted(_known_at(region, schedule, target, (variables, *also)))) is not None:
+        return known
     kernel, source = _generated(region, schedule, target)
     binaries = []
     for launch in source.launches:
@@ -113,10 +129,18 @@ def _generated(region: Region, schedule: Schedule, target: Target) -> tuple[Tile
 class _Kept:
     """Where one function is kept, and what it is made with."""
 
-    path: Path
+    key: str
     using: Assembler | None  # None: Triton makes the machine code
     options: dict[str, Any]
     device: Device
+
+    @property
+    def path(self) -> Path:
+        return _at(self.key)
+
+
+def _at(key: str) -> Path:
+    return cache_folder("tile") / key[:2] / f"{key}.json"
 
 
 def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
@@ -128,7 +152,7 @@ def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
     made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, device.capability]
     with_ = using.version if using is not None else ""
     key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
-    return _Kept(cache_folder("tile") / key[:2] / f"{key}.json", using, options, device)
+    return _Kept(key, using, options, device)
 
 
 def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
@@ -365,6 +389,43 @@ def _read(path: Path) -> Binary | None:
 
 
 # ---- the program
+
+
+def _known_at(region: Region, schedule: Schedule, target: Target, bindings: tuple[Variables, ...]) -> Path:
+    """Where it is kept what a program of these is made of."""
+    using = assembler() if device_of(target).ptx else None
+    made_of = [_CACHE_FORMAT, GENERATOR_VERSION, TEXTS, region.id, schedule.body, asdict(target), bindings]
+    with_ = using.version if using is not None else ""
+    key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
+    return cache_folder("tile-programs") / key[:2] / f"{key}.json"
+
+
+def _listed(program: Program, keys: Sequence[str]) -> str:
+    """A program without its machine code, which is kept under these keys, of each launch one."""
+    launches = tuple(replace(one, compiled=replace(one.compiled, binary=b"")) for one in program.launches)
+    codes = [hashlib.sha256(one.compiled.binary).hexdigest() for one in program.launches]
+    text = canonical_json(
+        {"program": program_values(replace(program, launches=launches)), "keys": keys, "codes": codes}
+    )
+    return canonical_json({"text": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+
+
+def _unlisted(path: Path) -> Program | None:
+    """The program of `_listed`; None where a part of it is not there, or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+        if hashlib.sha256(found["text"].encode()).hexdigest() != found["sha256"]:
+            return None
+        held = json.loads(found["text"])
+        program, launches = program_from(held["program"]), []
+        for launch, key, code in zip(program.launches, held["keys"], held["codes"], strict=True):
+            binary = _read(_at(key))
+            if binary is None or hashlib.sha256(binary.cubin).hexdigest() != code:
+                return None
+            launches.append(replace(launch, compiled=replace(launch.compiled, binary=binary.cubin)))
+        return replace(program, launches=tuple(launches))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
 
 
 _BY_POINTER: dict[str, DType] = {POINTERS[name]: dtype for dtype, name in reversed(TYPES.items())}

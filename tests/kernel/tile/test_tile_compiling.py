@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tinygrad import Tensor
@@ -23,7 +23,8 @@ from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile
+from kcg.kernel.tile import compile as compiling
+from kcg.kernel.tile.compile import PINNED, PINNED_OF_NVIDIA, _options, compile_tile, kept_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.forms import plan_of
@@ -114,6 +115,39 @@ def test_examples_compile(arch: str, examples: list[str], tmp_path: Path) -> Non
         assert made[name]["scratch"] == (arch != "sm_80")
     assert made["linear_gelu"]["reciprocal"] and not made["linear_gelu"]["tanh"] and not made["float32"]["tf32"]
     assert made["int8"]["tensor_core"] and made["fp8e5m2"]["tensor_core"]
+
+
+def test_a_known_program_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a known schedule the whole program is in the user's cache, and only that one: a damaged part, another target,
+    other values or another version of the generator have a text of their own."""
+    region, target = example_region(EXAMPLES[0]), KNOWN_TARGETS["sm_90"]
+    schedule = schedule_of(default_parameters(read_kernel(region), target))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept_tile(region, schedule, target) is None
+    made = compile_tile(region, schedule, target)
+    (listed,) = (tmp_path / "kcg" / "tile-programs").rglob("*.json")
+    (code,) = (tmp_path / "kcg" / "tile").rglob("*.json")
+
+    def refuse(*_: object) -> NoReturn:
+        raise AssertionError("it is written again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compiling, "_generated", refuse)
+        assert kept_tile(region, schedule, target) == made
+        for other in ((region, schedule, replace(target, cores=7), ()), (region, schedule, target, (("n", 3),))):
+            with pytest.raises(AssertionError, match="written again"):
+                kept_tile(*other[:3], variables=other[3])
+    whole, text = listed.read_text(), code.read_text()
+    listed.write_text(whole.replace("tile_kernel", "tile_kernex", 1))
+    assert kept_tile(region, schedule, target) == made, "a damaged list is written again"
+    listed.write_text(whole)
+    code.unlink()
+    assert kept_tile(region, schedule, target) is None, "its machine code is not there"
+    code.write_text(text)
+    monkeypatch.setattr(compiling, "TEXTS", "other")
+    with monkeypatch.context() as patched, pytest.raises(AssertionError, match="written again"):
+        patched.setattr(compiling, "_generated", refuse)
+        kept_tile(region, schedule, target)
 
 
 @pytest.mark.slow
