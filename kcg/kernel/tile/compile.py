@@ -93,9 +93,12 @@ def compile_tile(
     kernel, source = _generated(region, schedule, target)
     binaries = [compiled_launch(source, launch, target) for launch in source.launches]
     program = _program(region, kernel, source, binaries, (variables, *also))
-    keys = [_keep(source, launch, target).key for launch in source.launches]
-    with contextlib.suppress(UsageError):
-        write_whole(_known_at(region, schedule, target, (variables, *also)), _listed(program, keys))
+    known_at = _known_at(region, schedule, target)
+    known = _unlisted(known_at, (variables, *also))
+    if known is None or known.binary_hash != program.binary_hash:
+        keys = [_keep(source, launch, target).key for launch in source.launches]
+        with contextlib.suppress(UsageError):
+            write_whole(known_at, _listed(program, keys))
     return program
 
 
@@ -104,7 +107,7 @@ def kept_tile(
 ) -> Program | None:
     """As `compile_tile`, of what is in the user's cache alone: None where a part of it is not. It loads no Triton, and
     what was compiled with this version's generator is not written again: of some formats a text takes a second."""
-    if (known := _unlisted(_known_at(region, schedule, target, (variables, *also)))) is not None:
+    if (known := _unlisted(_known_at(region, schedule, target), (variables, *also))) is not None:
         return known
     kernel, source = _generated(region, schedule, target)
     binaries = []
@@ -391,10 +394,10 @@ def _read(path: Path) -> Binary | None:
 # ---- the program
 
 
-def _known_at(region: Region, schedule: Schedule, target: Target, bindings: tuple[Variables, ...]) -> Path:
+def _known_at(region: Region, schedule: Schedule, target: Target) -> Path:
     """Where it is kept what a program of these is made of."""
     using = assembler() if device_of(target).ptx else None
-    made_of = [_CACHE_FORMAT, GENERATOR_VERSION, TEXTS, region.id, schedule.body, asdict(target), bindings]
+    made_of = [_CACHE_FORMAT, GENERATOR_VERSION, TEXTS, region.id, schedule.body, asdict(target)]
     with_ = using.version if using is not None else ""
     key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
     return cache_folder("tile-programs") / key[:2] / f"{key}.json"
@@ -410,20 +413,23 @@ def _listed(program: Program, keys: Sequence[str]) -> str:
     return canonical_json({"text": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
 
 
-def _unlisted(path: Path) -> Program | None:
-    """The program of `_listed`; None where a part of it is not there, or damaged."""
+def _unlisted(path: Path, bindings: tuple[Variables, ...]) -> Program | None:
+    """The program of `_listed`; None where a part of it is not there, or damaged, or where it was compiled for other
+    values."""
     try:
         found = json.loads(path.read_bytes())
         if hashlib.sha256(found["text"].encode()).hexdigest() != found["sha256"]:
             return None
         held = json.loads(found["text"])
         program, launches = program_from(held["program"]), []
+        if not all(map(program.runs_at, bindings)):
+            return None
         for launch, key, code in zip(program.launches, held["keys"], held["codes"], strict=True):
             binary = _read(_at(key))
             if binary is None or hashlib.sha256(binary.cubin).hexdigest() != code:
                 return None
             launches.append(replace(launch, compiled=replace(launch.compiled, binary=binary.cubin)))
-        return replace(program, launches=tuple(launches))
+        return replace(program, launches=tuple(launches)).at(bindings[0])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
