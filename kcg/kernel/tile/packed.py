@@ -58,6 +58,7 @@ FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, a
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
+SIGN_BIT = 31  # of a float
 LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
 LANES = 32  # of a warp of NVIDIA's
 OPERATIONS = 5  # of a number that is unpacked and multiplied
@@ -670,9 +671,36 @@ class _Sum:
             if linear is not None:
                 found.append(((self._exactly(linear),), term.factor, term.others))
             elif term.inner:
-                found.append((tuple(map(self._float, term.inner)), term.factor, term.others))
+                found.append(self._with_signs(term))
         rest = [((), term.factor, term.others) for term in terms if not term.inner and term.others not in merged]
         return [*found, *rest]
+
+    def _with_signs(self, term: Term) -> tuple[tuple[Block, ...], float, tuple[UOp, ...]]:
+        """A term with its inner factors as blocks. Those that are a sign turn another one round."""
+        signs = {node: sign for node in term.inner if (sign := self._sign(node)) is not None}
+        numbers = [node for node in term.inner if node not in signs]
+        if not numbers:
+            return tuple(map(self._float, term.inner)), term.factor, term.others
+        (first, *more), factor = map(self._float, numbers), term.factor
+        for field, without in signs.values():
+            first, factor = self._turned(first, field), factor * without
+        return (first, *more), factor, term.others
+
+    def _sign(self, node: UOp) -> tuple[Field, int] | None:
+        """A factor that is 1 or -1 by a bit: the bit, and what it is where that is 0."""
+        linear = self._linear(node)
+        if linear is None or len(linear.terms) != 1 or abs(linear.constant) != 1:
+            return None
+        ((field, times),) = linear.terms
+        return (field, linear.constant) if field.width == 1 and times == -2 * linear.constant else None
+
+    def _turned(self, number: Block, field: Field) -> Block:
+        """A number, with its sign turned round where a bit is set: of infinite ones and of zeros too."""
+        bits = self.frame.new(f"{number.text}.to(tl.uint32, bitcast=True)", "uint32", number.axes, "bits")
+        sign = self._shifted(self._as_32(field.word), SIGN_BIT - field.shift)
+        axes = number.axes | self.words[field.word].axes
+        bits = self.frame.new(f"{bits.text} ^ ({sign} & {1 << SIGN_BIT})", "uint32", axes, "bits")
+        return self.frame.new(f"{bits.text}.to(tl.float32, bitcast=True)", "float32", axes)
 
     def _times(self, one: Block, other: Block) -> Block:
         return self.frame.new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)

@@ -216,6 +216,12 @@ def _split_words(values: Tensor) -> Tensor:
     return Tensor.stack(words.bitwise_and(0xFFFFFF), words.rshift(24), dim=1)
 
 
+def _signs(values: Tensor, of_set: float = -1.0) -> Tensor:
+    """(blocks, bytes) of uint8 -> (blocks, eight times as many): 1 or -1 by each bit."""
+    bits = Tensor.stack(*(values.rshift(place).bitwise_and(1) for place in range(8)), dim=2)
+    return (bits.reshape(values.shape[0], -1) != 0).where(of_set, -of_set)
+
+
 def _flat(values: Tensor) -> Tensor:
     return values.reshape(values.shape[0], -1).cast(dtypes.float32)
 
@@ -236,13 +242,17 @@ ODD = {
         18, lambda b: _nibbles(b[:, 2:]) * _half(b), blocks=13, vectors=3,
         x=lambda x: (x - (mean := empty(3, 1))) * mean * empty(416),
     ),
+    "signs": Odd(12, lambda b: _nibbles(b[:, 2:10]) * _signs(b[:, 10:12]) * _half(b)),
+    "two signs, one by a bit that is not set": Odd(
+        14, lambda b: _nibbles(b[:, 2:10]) * _signs(b[:, 10:12]) * _signs(b[:, 12:14], 1.0) * _half(b)
+    ),
     "numbers that are 0": Odd(
         18, lambda b: _flat(Tensor.stack(_nibbles(b[:, 2:]) * 0.0, _nibbles(b[:, 2:]), dim=2)) * _half(b)
     ),
 }  # fmt: skip
 
 
-ODD_ALWAYS = ("a scale at an odd byte", "bits twice", "24 bits", "no scale", "a scale and a minimum of a row")
+ODD_ALWAYS = ("a scale at an odd byte", "bits twice", "24 bits", "no scale", "a scale and a minimum of a row", "signs")
 
 # ---- tests
 
@@ -425,6 +435,14 @@ def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     weights = plan.held * plan.taken[0].written
     assert dict(made.report)["spilled_bytes"] == 0
     assert found.total() / weights <= MOST_INSTRUCTIONS[kind], found.most_common(8)
+
+
+@pytest.mark.parametrize(("name", "signs"), [("signs", 1), ("two signs, one by a bit that is not set", 2)])
+def test_a_sign_by_a_bit_turns_the_sign_bit_of_a_number(name: str, signs: int) -> None:
+    """No number is made of it, so that none is multiplied with."""
+    _, kernel = ODD[name].read(12)
+    text = generate_kernel(kernel, TARGET, default_parameters(kernel, TARGET)).source
+    assert len(re.findall(r" \^ \(\w+ & 2147483648\)", text)) == 16 * signs
 
 
 @pytest.mark.parametrize(("kind", "entries"), [("mxfp4", 16), ("iq4_xs", 16), ("iq3_xxs", 0)])
