@@ -72,6 +72,7 @@ EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
 SIGN_BIT = 31  # of a float
+BIAS, NIBBLE, BYTE_ENTRIES = 128, 4, 16  # of a table that is held as bytes
 HALF_BITS, HALF, SIGNS_OF_HALVES = 16, 0xFFFF, 0x80008000  # of a word of two float16
 ENTRIES = (8, 4, 2, 1)  # of a table in shared memory, that are loaded at once
 LAYOUT, WIDE_LAYOUT, SUM_LAYOUT, COPY_LAYOUT = "threads", "neighbours", "elements", "copied"
@@ -81,6 +82,7 @@ HALF_BYTES = 2  # of a table's entry in shared memory
 MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
 SHARING_WARPS = 4  # of a program with tables, where a search begins, and times as many rows as others have at most
+PAYS_IN_BYTES = 256  # terms of a thread, from which on a table as bytes costs less than it saves
 COPIED = 32  # entries that a thread copies at once
 COPYING = 6  # operations of an entry that is copied
 
@@ -270,6 +272,12 @@ class PackedPlan(TilePlan):
         is_worth = all(PAYS * sum(one.padded for one in each) <= terms for each in copies)
         return found if is_worth and sum(one.nbytes for each in copies for one in each) <= MOST_SHARED else {}
 
+    @property
+    def in_bytes(self) -> frozenset[int]:
+        """Tables that threads hold as bytes, by their buffers. None where each has too few terms to pay for that."""
+        terms = self.area * self.loop.extent * self.taken[0].written // self.split
+        return self.view.small_tables if self.ptx and terms >= self.threads * PAYS_IN_BYTES else frozenset()
+
     def _copies(self, tables: Mapping[int, int]) -> list[list[_Copy]]:
         """How these come to shared memory, of each text of the launch: it has memory of its own."""
         found = []
@@ -392,22 +400,47 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
 
 @dataclass(frozen=True)
 class _Tables:
-    """Tables that a program has copied as float16: where each is, by its buffer, and which threads have seen an entry
-    that is no such number."""
+    """Tables that a program has copied: where each is in shared memory as float16, by its buffer; of those that are
+    held in registers as bytes their four words; and what is not 0 where an entry of any is no such number."""
 
     places: Mapping[int, str]
+    words: Mapping[int, list[str]]
     inexact: tuple[str, ...]
 
 
-NO_TABLES = _Tables({}, ())
+NO_TABLES = _Tables({}, {}, ())
 
 
 def _copy_tables(plan: PackedPlan, kernel: TileKernel, root: Frame) -> _Tables:
     """Copies tables to shared memory, where entries that lie anywhere take a third of the time that the L1 cache needs
-    for them. Each is copied once: what is written later waits for it."""
+    for them, and small ones to registers, where none has to come from another lane. Each is copied once: what is
+    written later waits for it."""
     read = {load.buffer.slot for load in kernel.loads}
     copied = {slot: _copy_table(plan, slot, root) for slot in plan.tables if slot in read}
-    return _Tables({slot: table for slot, (table, _) in copied.items()}, tuple(wrong for _, wrong in copied.values()))
+    held = {slot: _hold_table(slot, root) for slot in sorted(plan.in_bytes & read)}
+    inexact = (*(f"tl.max({wrong}, 0)" for _, wrong in copied.values()), *(wrong for _, wrong in held.values()))
+    places = {slot: table for slot, (table, _) in copied.items()}
+    return _Tables(places, {slot: words for slot, (words, _) in held.items()}, inexact)
+
+
+def _hold_table(slot: int, root: Frame) -> tuple[list[str], str]:
+    """Loads a table as bytes, each 128 more than an entry is. Returns their words, and what is not 0 where an entry is
+    no whole number that a byte holds."""
+    lines, pointer, type_ = root.lines, root.buffer(slot), TYPES[_buffer(root, slot).dtype]
+    wrong, words = "", list[str]()
+    for first in range(0, BYTE_ENTRIES, WORD_BYTES):
+        word = ""
+        for number in range(WORD_BYTES):
+            read = lines.name(f"tl.load({pointer} + {first + number})", "entry")
+            entry = root.cast(Block(read, type_), "float32")
+            near = lines.name(f"{entry.text} + {float(ONE + BIAS)}", "near")
+            bits = lines.name(f"{near}.to(tl.uint32, bitcast=True) ^ {MAGIC}", "bits")
+            is_whole = root.scalar_condition(f"{near} - {float(ONE + BIAS)} == {entry.text}")
+            own = lines.name(f"tl.where({is_whole}, {bits}, 256)", "wrong")
+            wrong = lines.name(f"{wrong} | {own}", "wrong") if wrong else own
+            word = lines.name(f"{word} | ({bits} << {8 * number})", "word") if word else bits
+        words.append(word)
+    return words, f"({wrong} >> 8).to(tl.int32)"
 
 
 def _copy_table(plan: PackedPlan, slot: int, root: Frame) -> tuple[str, str]:
@@ -444,8 +477,8 @@ def _buffer(frame: Frame, slot: int) -> BufferSlot:
 
 def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: _Tables) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
-    stands: of infinite vectors both parts may be infinite, or one none. So it is where a table's entries are no
-    float16, with the table as it is."""
+    stands: of infinite vectors both parts may be infinite, or one none. So it is where an entry of a table is not
+    what was copied of it, with the table as it is."""
     number, packed = len(plan.tile), next(one for one in plan.view.packed if one.reduce is node)
     taken, root = packed.unpacked(plan.unpacked), frame.outermost()
     is_there = _look_up(packed, root)
@@ -461,8 +494,7 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: _T
             for _ in range(frame.rank):
                 again = f"tl.max({again}, 0)"
         for inexact in tables.inexact:
-            found = f"tl.max({inexact}, 0)"
-            again = f"tl.maximum({again}, {found})" if again else found
+            again = f"tl.maximum({again}, {inexact})" if again else inexact
         about = "not finite: without taking sums apart" if taken.is_apart else "as the tables are"
         body = Lines(frame.writer, frame.lines)
         inner = replace(frame, lines=body, outer=frame, bound={}, values={})
@@ -665,6 +697,9 @@ class _Sum:
                 continue
             if load.gates:
                 raise UnsupportedTile("packed", "a load under a condition")
+            if load.buffer.slot in self.tables.words and (field := self._nibble(load)) is not None:
+                self.frame.bound[node] = self.frame.values[node] = self._of_bytes(load.buffer.slot, field)
+                continue
             if self._is_held(load):
                 self.frame.bound[node] = self.frame.values[node] = self._looked_up(load)
                 continue
@@ -735,6 +770,34 @@ class _Sum:
 
     def _bind_entry(self, node: UOp) -> None:
         self.frame.bound[node] = self.frame.values[node] = self._float(node)
+
+    def _nibble(self, load: Access) -> Field | None:
+        """The four bits that say an entry's number, where these are at an even place of a word."""
+        linear = self.unpacked.linear(load.address)
+        if linear is None or linear.constant or len(linear.terms) != 1:
+            return None
+        ((field, times),) = linear.terms
+        return field if times == 1 and field.width == NIBBLE and field.shift % NIBBLE == 0 else None
+
+    def _of_bytes(self, slot: int, field: Field) -> Block:
+        """An entry of a table that is held as bytes. Four neighbours are taken at once: by three bits of each out of
+        both halves of the table, and by the fourth one of the two."""
+        frame, lines, word = self.frame, self.frame.lines, self._as_32(field.word)
+        ptx = frame.writer.ptx
+        frame.writer.helpers["_bytes_of"] = _BYTES_OF if ptx else _PLAIN_BYTES_OF
+        one, two, three, four = self.tables.words[slot]
+        place = lines.name(f"{word} & {0x77777777}", "places")
+        half = lines.name(f"((({word} >> 1) & {0x44444444}) | {0x32103210})", "half")
+        if field.shift >= HALF_BITS:
+            place, half = (lines.name(f"{text} >> {HALF_BITS}", "places") for text in (place, half))
+        low = lines.name(f"_bytes_of({one}, {two}, {place})", "low")
+        high = lines.name(f"_bytes_of({three}, {four}, {place})", "high")
+        made = lines.name(f"_bytes_of({low}, {high}, {half})", "bytes")
+        number = field.shift % HALF_BITS // NIBBLE
+        bits = lines.name(f"_bytes_of({made}, {MAGIC}, {0x7650 + number})", "bits")
+        axes = self.words[field.word].axes
+        near = frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
+        return frame.new(f"{near.text} - {float(ONE + BIAS)}", "float32", axes, "entry")
 
     def _is_held(self, load: Access) -> bool:
         """Whether what is loaded is a number's entry in a table that the lanes of a warp hold, one entry each."""
@@ -1184,6 +1247,25 @@ def {name}(word):
     return ((word >> {shift}) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
 """
 """One of two float16 in a word."""
+
+_BYTES_OF = """
+@triton.jit
+def _bytes_of(low, high, places):
+    asm: tl.constexpr = "prmt.b32 $0, $1, $2, $3;"
+    return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, places], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+_PLAIN_BYTES_OF = """
+@triton.jit
+def _bytes_of(low, high, places):
+    both = (tl.cast(high, tl.uint64) << 32) | tl.cast(low, tl.uint64)
+    places = tl.cast(places, tl.uint64)
+    one = (both >> ((places & 7) * 8)) & 255
+    two = (both >> (((places >> 4) & 7) * 8)) & 255
+    three = (both >> (((places >> 8) & 7) * 8)) & 255
+    four = (both >> (((places >> 12) & 7) * 8)) & 255
+    return (one | (two << 8) | (three << 16) | (four << 24)).to(tl.uint32)
+"""
+"""Four bytes of two words, each by the lowest three of four bits, of which the last is not set."""
 
 _PLAIN_HALVES = """
 @triton.jit
