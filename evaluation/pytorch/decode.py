@@ -64,6 +64,8 @@ IQ = ("iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
 FIRST = ("q8_0", "q4_k", "q6_k", "q4_0", "mxfp4")
 KINDS = (*FIRST, *(kind for kind in FORMATS if kind not in (*FIRST, "f16", "f32")))
 ROWS_AND_WARPS = ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))
+SHARING = ((8, 2), (8, 4), (16, 4), (32, 4), (16, 8), (32, 8), (64, 8))
+"""The same of programs whose warps have rows of their own and share a table: there are none without one."""
 READERS = tuple(product((4, 8, 16), (4, 8, 16)))  # blocks of 32 words of each thread, warps
 Call = Callable[[int], None]
 
@@ -88,9 +90,11 @@ def programs_of(region: Region, target: Target) -> list[TileParameters]:
     kernel = read_kernel(region)
     (packed,), first = packed_sums(kernel), default_parameters(kernel, target)
     found = [
-        first.changed(tile=(rows,), unpacked=width, num_warps=warps, reduce_tile=32 * warps)
+        first.changed(tile=(rows,), unpacked=width, num_warps=warps, reduce_tile=step)
         for width in packed.widths[:3]
-        for rows, warps in ROWS_AND_WARPS
+        for shapes, together in ((ROWS_AND_WARPS, True), (SHARING, False))
+        for rows, warps in shapes
+        for step in [32 * warps if together else 32]
     ]
     return [p for p in found if is_legal(kernel, target, p)]
 

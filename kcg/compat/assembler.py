@@ -26,6 +26,7 @@ TRUSTED = (13, 0)
 PATH_VARIABLE = "TRITON_PTXAS_PATH"
 TIMEOUT_S = 60.0  # of `ptxas --version`; a compilation has the limit of the child that it runs in
 _REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
@@ -69,6 +70,7 @@ class Assembled:
     registers: int  # of a thread
     stack_bytes: int  # of a thread
     spilled_bytes: int  # stored and loaded by a thread
+    shared_bytes: int = 0  # that the code declares itself, beside what it is launched with
 
 
 @functools.cache
@@ -136,4 +138,8 @@ def assemble(text: str, using: Assembler) -> Assembled:
             raise ScheduleError(f"{using.name} failed: {words[:250] or f'exit code {done.returncode}'}")
         registers, spills = _REGISTERS.search(done.stderr), _SPILLS.search(done.stderr)
         stack, stored, loaded = map(int, spills.groups()) if spills else (0, 0, 0)
-        return Assembled(cubin.read_bytes(), int(registers[1]) if registers else 0, stack, stored + loaded)
+        shared = _SHARED.search(done.stderr)
+        return Assembled(
+            cubin.read_bytes(), int(registers[1]) if registers else 0, stack, stored + loaded,
+            int(shared[1]) if shared else 0,
+        )  # fmt: skip

@@ -26,6 +26,8 @@ MOST_TERMS = 64  # that are written out
 WORD_BYTES = 4  # of a word at most
 WIDTHS = (16, 8, 4, 2, 1)  # neighbouring bytes that a thread may take at once
 SHARED = 2  # terms of which a factor is taken out of the sum
+TABLE_OF_BYTES = 16  # entries: by four bits one of them, by three of these one of each half
+SMALL_TABLE = 32  # entries at most, which the lanes of a warp hold
 BYTES = (dtypes.uint8, dtypes.int8)
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.weakfloat)
 
@@ -64,6 +66,17 @@ class Packed:
     def apart(self) -> frozenset[UOp]:
         """The ranges that decide where rows begin otherwise than by sums: which expert's rows they are."""
         return frozenset(axis for _, value in self.looked_up for axis in value.ranges)
+
+    @cached_property
+    def small_tables(self) -> frozenset[int]:
+        """The buffers of 16 floats of which entries are taken at places that memory says."""
+        lookups = [load for load in loads_of(self.body) if is_lookup(load, least=TABLE_OF_BYTES)]
+        return frozenset(load.buffer.slot for load in lookups if load.buffer.size == TABLE_OF_BYTES)
+
+    @cached_property
+    def has_lookups(self) -> bool:
+        """Whether entries of larger tables of floats are among what is read."""
+        return any(map(is_lookup, loads_of(self.body)))
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
@@ -125,6 +138,13 @@ class Unpacked:
     def bits(self) -> dict[UOp, Bits]:
         """Of each load of words the bits."""
         return _bits_of_loads(self.loads, self.slots)
+
+    @cached_property
+    def tables(self) -> dict[int, int]:
+        """The buffers of floats of which neighbours are taken, at places that words say; elements of each."""
+        lookups = [load for node, load in self.loads.items() if node not in self.bits and is_lookup(load)]
+        together = Counter((load.buffer, without_constant(load.address)[1]) for load in lookups)
+        return {buffer.slot: buffer.size for (buffer, _), count in together.items() if count > 1}
 
     @cached_property
     def words(self) -> dict[Word, int]:
@@ -519,6 +539,33 @@ def _words(slot: int, nbytes: int, steps: Steps, places: Mapping[UOp, int]) -> d
             }
     own = tuple((axis, step // size) for axis, step in steps)
     return {node: (Word(slot, own, size, at // size), 8 * (at % size)) for node, at in places.items()}
+
+
+def is_lookup(load: Access, *, least: int = SMALL_TABLE + 1) -> bool:
+    """Whether a load takes an entry of a table of floats, a larger one or of so many, at a place that memory says."""
+    if load.steps is not None or load.gates or load.buffer.dtype not in FLOATS or load.buffer.size < least:
+        return False
+    return any(node.op is Ops.INDEX for node in load.address.toposort())
+
+
+def without_constant(address: UOp) -> tuple[int, UOp]:
+    """An address as a constant and the rest."""
+    constant, rest = 0, list[UOp]()
+    waiting = [address]
+    while waiting:
+        node = waiting.pop()
+        if node.op is Ops.ADD:
+            waiting.extend(reversed(node.src))
+        elif node.op is Ops.CONST and not is_invalid(node):
+            constant += int(node.arg)
+        else:
+            rest.append(node)
+    if not rest:
+        return constant, address.const_like(0)
+    total = rest[0]
+    for node in rest[1:]:
+        total = total + node
+    return constant, total
 
 
 def raw_words(nbytes: int, aligned: int) -> int:

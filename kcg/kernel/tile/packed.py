@@ -12,16 +12,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.ast import affine, extent, is_invalid
-from kcg.kernel.reading.accesses import Access
+from kcg.kernel.reading.accesses import Access, BufferSlot
 from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import WORD_BYTES, Group, Packed, Term, Unpacked, packed_sums, raw_words, rows_of
+from kcg.kernel.reading.packed import (
+    SMALL_TABLE,
+    WORD_BYTES,
+    Group,
+    Packed,
+    Term,
+    Unpacked,
+    is_lookup,
+    packed_sums,
+    raw_words,
+    rows_of,
+    without_constant,
+)
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type, sliced
@@ -31,7 +44,7 @@ from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PACKED, TileParameters
-from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, TilePlan, Times
+from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times
 from kcg.kernel.tile.reduction import Part
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.tiles import (
@@ -46,7 +59,7 @@ from kcg.kernel.tile.tiles import (
     split_number,
     tiled_of,
 )
-from kcg.kernel.tile.vectors import write_launch
+from kcg.kernel.tile.vectors import alike, write_launch
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
 
@@ -58,9 +71,20 @@ FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, a
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
-LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
-LANES = 32  # of a warp of NVIDIA's
+SIGN_BIT = 31  # of a float
+BIAS, NIBBLE, BYTE_ENTRIES = 128, 4, 16  # of a table that is held as bytes
+HALF_BITS, HALF, SIGNS_OF_HALVES = 16, 0xFFFF, 0x80008000  # of a word of two float16
+ENTRIES = (8, 4, 2, 1)  # of a table in shared memory, that are loaded at once
+LAYOUT, WIDE_LAYOUT, SUM_LAYOUT, COPY_LAYOUT = "threads", "neighbours", "elements", "copied"
+LANES = SMALL_TABLE  # of a warp of NVIDIA's
 OPERATIONS = 5  # of a number that is unpacked and multiplied
+HALF_BYTES = 2  # of a table's entry in shared memory
+MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
+PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
+SHARING_WARPS = 4  # of a program with tables, where a search begins, and times as many rows as others have at most
+PAYS_IN_BYTES = 256  # terms of a thread, from which on a table as bytes costs less than it saves
+COPIED = 32  # entries that a thread copies at once
+COPYING = 6  # operations of an entry that is copied
 
 
 class PackedProducts(Form[PackedView, "PackedPlan"]):
@@ -95,10 +119,14 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         every = math.prod(view.kernel.extents) // math.prod(count_of(view.kernel, numbers) for numbers in axes[1:])
         while rows > 1 and (rows > most or every < rows * target.cores * FIRST_PROGRAMS):
             rows //= 2
-        return TileParameters(
+        first = TileParameters(
             PACKED, axes, (rows, *vectors), reduce_tile=device_of(target).warp, num_warps=1, num_stages=1,
             unpacked=view.widths[0],
         )  # fmt: skip
+        if not view.has_lookups or rows * SHARING_WARPS > power_of_two(count_of(view.kernel, axes[0])):
+            return first
+        sharing = first.changed(tile=(rows * SHARING_WARPS, *vectors), num_warps=SHARING_WARPS)
+        return sharing if self.planned(view, target, sharing).tables else first
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
@@ -112,7 +140,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 
     def tiles(self, view: PackedView, p: TileParameters) -> Iterable[tuple[int, ...]]:
         vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in p.axes[1:])
-        return [(rows, *vectors) for rows in powers(1, MOST_ROWS, count_of(view.kernel, p.axes[0]))]
+        most = MOST_ROWS * (SHARING_WARPS if view.has_lookups else 1)
+        return [(rows, *vectors) for rows in powers(1, most, count_of(view.kernel, p.axes[0]))]
 
     def steps(self, view: PackedView) -> tuple[int, ...]:
         places = max(math.prod(map(extent, one.unpacked(view.widths[-1]).ranges)) for one in view.packed)
@@ -200,19 +229,26 @@ class PackedPlan(TilePlan):
     taken: tuple[Unpacked, ...]  # what a thread takes at once, of each sum of the view
 
     @property
+    def along(self) -> int:
+        """Warps that have rows of their own. All go through a row together, but where they share tables: there each
+        has as many rows as one alone has best, and no sum is of several."""
+        return min(self.num_warps, self.tile[0]) if self.tables else 1
+
+    @property
     def held(self) -> int:
         """Sums of a thread."""
-        return self.area * max(1, self.step // self.threads)
+        return self.area // self.along * max(1, self.step // (self.threads // self.along))
 
     def needs(self, device: Device) -> Iterator[Need]:
         steps = self.loop.steps
         if self.split > 1:
             yield Need("steps of each part", self.split, steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
-        yield Need("threads with a part of a row each", self.threads, self.step)
+        yield Need("threads with a part of a row each", self.threads // self.along, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
         yield Need("sums of a thread", self.held, MOST_HELD)
         yield Need("words of a thread", self.words, MOST_WORDS)
+        yield Need("shared memory", self.shared_bytes, device.shared_bytes)
 
     @property
     def words(self) -> int:
@@ -221,7 +257,38 @@ class PackedPlan(TilePlan):
         rows, *vectors = self.tile
         of_row = 2 * (self.taken[0].width // WORD_BYTES + 1)
         written = max(one.written for one in self.taken)
-        return self.held // self.area * (rows * of_row + written * math.prod(vectors))
+        parts = max(1, self.step // (self.threads // self.along))
+        return parts * (rows // self.along * of_row + written * math.prod(vectors))
+
+    @property
+    def tables(self) -> dict[int, int]:
+        """Tables that a program copies to shared memory before it goes through its rows, by their buffers; entries of
+        each. None where it has too few terms to pay for that."""
+        found = self.view.tables_of(self.unpacked) if self.ptx else {}
+        if not found:
+            return found
+        terms = self.area * self.loop.extent * self.taken[0].written / self.split
+        copies = self._copies(found)
+        is_worth = all(PAYS * sum(one.padded for one in each) <= terms for each in copies)
+        return found if is_worth and sum(one.nbytes for each in copies for one in each) <= MOST_SHARED else {}
+
+    @property
+    def in_bytes(self) -> frozenset[int]:
+        """Tables that threads hold as bytes, by their buffers. None where each has too few terms to pay for that."""
+        terms = self.area * self.loop.extent * self.taken[0].written // self.split
+        return self.view.small_tables if self.ptx and terms >= self.threads * PAYS_IN_BYTES else frozenset()
+
+    def _copies(self, tables: Mapping[int, int]) -> list[list[_Copy]]:
+        """How these come to shared memory, of each text of the launch: it has memory of its own."""
+        found = []
+        for first, *_ in alike(self.tiled) if len(self.tiled) > 1 and tables else [self.tiled]:
+            read = {load.buffer.slot for load in first.kernel.loads}
+            found.append([_Copy.of(self, entries) for slot, entries in tables.items() if slot in read])
+        return found
+
+    @property
+    def shared(self) -> tuple[Shared, ...]:
+        return tuple(Shared("table", one.nbytes) for each in self._copies(self.tables) for one in each)
 
     def width(self, access: Access) -> int:
         """Of words those that are loaded together."""
@@ -250,14 +317,19 @@ class PackedPlan(TilePlan):
                 terms += math.prod(kernel.extents) * math.prod(map(extent, taken.ranges)) * taken.written
         busy = min(self.programs, target.cores)
         resident = device_of(target).resident(
-            threads=self.threads, registers=32 + self.registers(device_of(target)).held
+            threads=self.threads,
+            registers=32 + self.registers(device_of(target)).held,
+            shared_bytes=self.shared_bytes,
         )
         waves = waves_of(self.programs / (target.cores * resident))
         at_once = min(resident, max(1.0, self.programs / target.cores))
-        flying = at_once * self.threads * self.tile[0] * max(1, written // 2)
+        flying = at_once * self.threads * (self.tile[0] // self.along) * max(1, written // 2)
         stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
         chain_s = waves * (figures.opening_s / 2 + self.loop.steps / self.split * figures.flight_s / at_once)
-        return Times((stream_s, OPERATIONS * terms / (figures.plain_ops * busy)), after_s=chain_s)
+        copied = max(self._copies(self.tables), key=lambda each: sum(one.padded for one in each))
+        chain_s += waves * figures.flight_s * sum(one.turns for one in copied)
+        operations = OPERATIONS * terms + COPYING * self.programs * sum(one.padded for one in copied)
+        return Times((stream_s, operations / (figures.plain_ops * busy)), after_s=chain_s)
 
 
 def most_together(steps: Steps, nbytes: int) -> int:
@@ -265,26 +337,48 @@ def most_together(steps: Steps, nbytes: int) -> int:
     return math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
 
 
-def together(numbers: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
+def together(numbers: Iterable[int], most: int, counts: tuple[int, ...] = (4, 2, 1)) -> Iterator[tuple[int, int]]:
     """Numbers of words, those in one load together: the first, and how many; `most` at most."""
     left = sorted(numbers)
     while left:
         first = left[0]
-        count = next(n for n in (4, 2, 1) if n <= most and first % n == 0 and set(range(first, first + n)) <= set(left))
+        count = next(n for n in counts if n <= most and first % n == 0 and set(range(first, first + n)) <= set(left))
         left = [number for number in left if not first <= number < first + count]
         yield first, count
 
 
+@dataclass(frozen=True)
+class _Copy:
+    """How a table comes to shared memory: so many turns, of so many entries each."""
+
+    turns: int
+    at_once: int
+
+    @classmethod
+    def of(cls, plan: PackedPlan, entries: int) -> _Copy:
+        at_once = min(power_of_two(entries), plan.threads * COPIED)
+        return cls(-(-entries // at_once), at_once)
+
+    @property
+    def padded(self) -> int:
+        """Entries, with those behind the last one."""
+        return self.turns * self.at_once
+
+    @property
+    def nbytes(self) -> int:
+        return HALF_BYTES * self.padded
+
+
 def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
-    """Where blocks along some axes lie: a thread has all rows and vectors of some places; of what it loads at once also
-    so many neighbours."""
-    last = len(plan.tile)
-    sizes = [size if axis in axes else 1 for axis, size in enumerate(plan.tile)]
-    ones, more = [1] * last, [neighbours] if neighbours else []
+    """Where blocks along some axes lie: a thread has all rows of its warp and all vectors of some places; of what it
+    loads at once also so many neighbours."""
+    rows, *vectors = plan.tile
+    sizes = [size if axis in axes else 1 for axis, size in enumerate((rows // plan.along, *vectors))]
+    ones, more = [1] * len(vectors), [neighbours] if neighbours else []
     warp = [plan.threads // plan.num_warps, *([1] if neighbours else [])]
-    warps = [plan.num_warps, *([1] if neighbours else [])]
-    order = list(reversed(range(last + 1 + len(more))))
-    return f"gl.BlockedLayout({[*sizes, 1, *more]}, {[*ones, *warp]}, {[*ones, *warps]}, {order})"
+    warps = [plan.num_warps // plan.along, *([1] if neighbours else [])]
+    order = list(reversed(range(len(sizes) + 1 + len(more))))
+    return f"gl.BlockedLayout({[*sizes, 1, *more]}, {[1, *ones, *warp]}, {[plan.along, *ones, *warps]}, {order})"
 
 
 # ---- the sum
@@ -295,7 +389,8 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
     part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
     bind_tile(root, tiled, digits)
     own = Part(part, plan.split)
-    root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own)
+    tables = _copy_tables(plan, tiled.kernel, root)
+    root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own, tables)
     if plan.split > 1:
         store_partials(root, tiled.kernel, own)
     else:
@@ -303,27 +398,110 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
             store_tile(root, stored)
 
 
-def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part) -> None:
+@dataclass(frozen=True)
+class _Tables:
+    """Tables that a program has copied: where each is in shared memory as float16, by its buffer; of those that are
+    held in registers as bytes their four words; and what is not 0 where an entry of any is no such number."""
+
+    places: Mapping[int, str]
+    words: Mapping[int, list[str]]
+    inexact: tuple[str, ...]
+
+
+NO_TABLES = _Tables({}, {}, ())
+
+
+def _copy_tables(plan: PackedPlan, kernel: TileKernel, root: Frame) -> _Tables:
+    """Copies tables to shared memory, where entries that lie anywhere take a third of the time that the L1 cache needs
+    for them, and small ones to registers, where none has to come from another lane. Each is copied once: what is
+    written later waits for it."""
+    read = {load.buffer.slot for load in kernel.loads}
+    copied = {slot: _copy_table(plan, slot, root) for slot in plan.tables if slot in read}
+    held = {slot: _hold_table(slot, root) for slot in sorted(plan.in_bytes & read)}
+    inexact = (*(f"tl.max({wrong}, 0)" for _, wrong in copied.values()), *(wrong for _, wrong in held.values()))
+    places = {slot: table for slot, (table, _) in copied.items()}
+    return _Tables(places, {slot: words for slot, (words, _) in held.items()}, inexact)
+
+
+def _hold_table(slot: int, root: Frame) -> tuple[list[str], str]:
+    """Loads a table as bytes, each 128 more than an entry is. Returns their words, and what is not 0 where an entry is
+    no whole number that a byte holds."""
+    lines, pointer, type_ = root.lines, root.buffer(slot), TYPES[_buffer(root, slot).dtype]
+    wrong, words = "", list[str]()
+    for first in range(0, BYTE_ENTRIES, WORD_BYTES):
+        word = ""
+        for number in range(WORD_BYTES):
+            read = lines.name(f"tl.load({pointer} + {first + number})", "entry")
+            entry = root.cast(Block(read, type_), "float32")
+            near = lines.name(f"{entry.text} + {float(ONE + BIAS)}", "near")
+            bits = lines.name(f"{near}.to(tl.uint32, bitcast=True) ^ {MAGIC}", "bits")
+            is_whole = root.scalar_condition(f"{near} - {float(ONE + BIAS)} == {entry.text}")
+            own = lines.name(f"tl.where({is_whole}, {bits}, 256)", "wrong")
+            wrong = lines.name(f"{wrong} | {own}", "wrong") if wrong else own
+            word = lines.name(f"{word} | ({bits} << {8 * number})", "word") if word else bits
+        words.append(word)
+    return words, f"({wrong} >> 8).to(tl.int32)"
+
+
+def _copy_table(plan: PackedPlan, slot: int, root: Frame) -> tuple[str, str]:
+    """Copies one. Returns where it is, and which threads have seen an entry that float16 does not have."""
+    lines, writer, entries = root.lines, root.writer, plan.tables[slot]
+    copy, buffer, layout = _Copy.of(plan, entries), root.buffer(slot), ""
+    if root.layout:
+        layout = f", {COPY_LAYOUT}"
+        writer.helpers[COPY_LAYOUT] = (
+            f"{COPY_LAYOUT} = gl.constexpr(gl.BlockedLayout([4], [{LANES}], [{plan.num_warps}], [0]))\n"
+        )
+    table = buffer
+    if writer.ptx:
+        writer.helpers[f"_table_of_{copy.nbytes}"] = _TABLE.format(nbytes=copy.nbytes)
+        writer.helpers |= {"_put": _PUT, "_copied": _COPIED}
+        table = lines.name(f"_table_of_{copy.nbytes}({slot})", "table")
+    inexact, at = writer.fresh("inexact"), lines.name(f"tl.arange(0, {copy.at_once}{layout})", "entries")
+    lines.add(f"{inexact} = tl.zeros([{copy.at_once}], tl.int32{layout})")
+    for turn in range(copy.turns):
+        place = lines.name(f"{at} + {turn * copy.at_once}", "entries") if turn else at
+        mask = f", mask={place} < {entries}, other=0" if copy.padded > entries else ""
+        read = lines.name(f"tl.load({buffer} + {place}{mask})", "entries")
+        held = root.cast(Block(read, TYPES[_buffer(root, slot).dtype]), "float32")
+        half = lines.name(f"{held.text}.to(tl.float16)", "half")
+        lines.add(f"{inexact} = tl.where({half}.to(tl.float32) == {held.text}, {inexact}, 1)")
+        if writer.ptx:
+            lines.add(f"_put({table} + {HALF_BYTES} * {place}, {half}.to(tl.uint16, bitcast=True))")
+    return (lines.name(f"_copied({table})", "table") if writer.ptx else table), inexact
+
+
+def _buffer(frame: Frame, slot: int) -> BufferSlot:
+    return next(b for b in frame.writer.kernel.buffers if b.slot == slot)
+
+
+def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: _Tables) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
-    stands: of infinite vectors both parts may be infinite, or one none."""
+    stands: of infinite vectors both parts may be infinite, or one none. So it is where an entry of a table is not
+    what was copied of it, with the table as it is."""
     number, packed = len(plan.tile), next(one for one in plan.view.packed if one.reduce is node)
     taken, root = packed.unpacked(plan.unpacked), frame.outermost()
     is_there = _look_up(packed, root)
-    made = _summed(plan, taken, frame, part, taken.groups)
+    made = _summed(plan, taken, frame, part, taken.groups, tables)
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
     axes, total = made.axes - {number}, frame.writer.fresh("total")
     frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
-    if taken.is_apart:
-        again = f"tl.where({total} - {total} == 0, 0, 1)"
-        for _ in range(frame.rank):
-            again = f"tl.max({again}, 0)"
+    if taken.is_apart or tables.inexact:
+        again = ""
+        if taken.is_apart:
+            again = f"tl.where({total} - {total} == 0, 0, 1)"
+            for _ in range(frame.rank):
+                again = f"tl.max({again}, 0)"
+        for inexact in tables.inexact:
+            again = f"tl.maximum({again}, {inexact})" if again else inexact
+        about = "not finite: without taking sums apart" if taken.is_apart else "as the tables are"
         body = Lines(frame.writer, frame.lines)
         inner = replace(frame, lines=body, outer=frame, bound={}, values={})
         least = packed.unpacked(plan.view.widths[-1])  # which takes few registers
-        whole = _summed(plan, least, inner, part, least.whole_groups)
+        whole = _summed(plan, least, inner, part, least.whole_groups, NO_TABLES)
         body.add(f"{total} = tl.sum({whole.text}, {number}, keep_dims=True)")
-        frame.lines.extend(f"if {frame.lines.name(again, 'again')} > 0:", body, "not finite: without taking sums apart")
+        frame.lines.extend(f"if {frame.lines.name(again, 'again')} > 0:", body, about)
     if is_there:  # where a weight is 0 a vector that is not finite gives none, either
         frame.lines.add(f"{total} = {total} * tl.where({is_there}, 1.0, 0.0)")
     frame.bound[node] = frame.values[node] = frame.cast(Block(total, "float32", axes), compute_type(node))
@@ -341,18 +519,20 @@ def _look_up(packed: Packed, root: Frame) -> str:
     return is_there
 
 
-def _summed(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...]) -> Block:
+def _summed(
+    plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...], tables: _Tables
+) -> Block:
     """What threads make of a row: in a loop over parts of it, if there is more than one step."""
     axis, number = Axis(unpacked.ranges, plan.step), len(plan.tile)
     if axis.tiles == 1 and part.count == 1:
         inside = frame.inner(frame.lines)
         bind_axis(inside, axis, number, "0")
-        return _existing(_Sum(plan, unpacked, inside).write(groups), inside, number)
+        return _existing(_Sum(plan, unpacked, inside, tables).write(groups), inside, number)
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
     bind_axis(inside, axis, number, counter)
-    made = _existing(_Sum(plan, unpacked, inside).write(groups), inside, number)
+    made = _existing(_Sum(plan, unpacked, inside, tables).write(groups), inside, number)
     layout = f", {frame.layout}" if frame.layout else ""
     frame.lines.add(f"{acc} = tl.zeros({frame.shape(made.axes)}, tl.float32{layout})")
     body.add(f"{acc} = {acc} + {made.text}")
@@ -374,6 +554,15 @@ def _existing(made: Block, frame: Frame, number: int) -> Block:
     return frame.new(f"tl.where({mask}, {made.text}, 0.0)", "float32", made.axes | {number})
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """An entry of a table in a word of two, and the other one."""
+
+    word: Block
+    half: int
+    other: UOp | None
+
+
 _Raw = tuple[int, Steps, int, int | None, int]
 """A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
 
@@ -381,18 +570,22 @@ _Raw = tuple[int, Steps, int, int | None, int]
 class _Sum:
     """What a thread makes of the words of one step, written into a frame."""
 
-    def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame) -> None:
-        self.plan, self.unpacked, self.frame = plan, unpacked, frame
+    def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame, tables: _Tables) -> None:
+        self.plan, self.unpacked, self.frame, self.tables = plan, unpacked, frame, tables
         self.root = frame.outermost()
         self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
         self.words: dict[Word, Block] = {}
         self.wide: dict[Word, str] = {}
         self.known: dict[UOp, Block] = {}
+        self.pairs: dict[UOp, _Pair] = {}  # entries of tables that are copied
+        self.signs: dict[UOp, Field] = {}  # of such entries, by what their signs are turned round
 
     def write(self, groups: tuple[Group, ...]) -> Block:
         """The sum of all terms."""
         self._load_words()
         self._load_others()
+        for term in (term for group in groups for term in group.terms):
+            self._see_sign(term)
         total: Block | None = None
         for group in groups:
             inner = self._of_terms(group.terms)
@@ -437,7 +630,7 @@ class _Sum:
     def _words_of(self, slot: int, nbytes: int) -> str:
         """The pointer of a buffer's words."""
         pointer, type_ = self.frame.buffer(slot), f"uint{8 * nbytes}"
-        if type_ == TYPES[self._buffer(slot).dtype]:
+        if type_ == TYPES[_buffer(self.frame, slot).dtype]:
             return pointer
         return self.root.lines.name(f"{pointer}.to(tl.pointer_type(tl.{type_}))", f"p{slot}_words")
 
@@ -504,13 +697,19 @@ class _Sum:
                 continue
             if load.gates:
                 raise UnsupportedTile("packed", "a load under a condition")
+            if load.buffer.slot in self.tables.words and (field := self._nibble(load)) is not None:
+                self.frame.bound[node] = self.frame.values[node] = self._of_bytes(load.buffer.slot, field)
+                continue
             if self._is_held(load):
                 self.frame.bound[node] = self.frame.values[node] = self._looked_up(load)
                 continue
-            constant, rest = _without_constant(load.address)
+            constant, rest = without_constant(load.address)
             groups.setdefault((load.buffer.slot, rest), []).append((constant, node, load))
         for (slot, rest), members in groups.items():
             (_, _, load), *_ = members
+            if slot in self.tables.places and len(members) > 1 and is_lookup(load):
+                self._look_up(slot, rest, {constant: node for constant, node, _ in members})
+                continue
             pointer, axes = self._at(slot, rest)
             itemsize = int(load.buffer.dtype.itemsize)
             most = math.gcd(
@@ -523,6 +722,82 @@ class _Sum:
                 block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
                 self.known[nodes[constant]] = block
                 self.frame.bound[nodes[constant]] = self.frame.values[nodes[constant]] = block
+
+    def _look_up(self, slot: int, rest: UOp, nodes: dict[int, UOp]) -> None:
+        """Takes neighbouring entries of a table that was copied, two to a word; each becomes a number where it is
+        asked for."""
+        place, table = self._place(rest), self.tables.places[slot]
+        most = math.gcd(ENTRIES[0], int(rest.const_factor()))
+        for first, count in together(nodes, most, ENTRIES):
+            for number, word in enumerate(self._entries(table, place, first, count)):
+                for half in range(min(2, count)):
+                    own = nodes[first + 2 * number + half]
+                    other = nodes[first + 2 * number + 1 - half] if count > 1 else None
+                    self.pairs[own] = _Pair(Block(word, "uint32", place.axes), half, other)
+                    self.frame.late[own] = partial(self._bind_entry, own)
+
+    def _place(self, rest: UOp) -> Block:
+        """Where an entry begins, in bytes: by the bits of words where these are side by side in it."""
+        frame, linear = self.frame, self.unpacked.linear(rest)
+        fields = sorted(linear.terms, key=lambda term: term[1]) if linear is not None and not linear.constant else []
+        end, text, axes = 0, "", frozenset[int]()
+        for field, factor in fields:
+            low = (factor * HALF_BYTES).bit_length() - 1
+            if factor < 1 or not is_power_of_two(factor) or low < end or low + field.width > SIGN_BIT:
+                break
+            word = self._shifted(self._as_32(field.word), low - field.shift)
+            alone = frame.lines.name(f"{word} & {field.most << low}", "bits") if not text else ""
+            text = self._beside(text, field, low) if text else alone
+            end, axes = low + field.width, axes | self.words[field.word].axes
+        else:
+            if text:
+                return frame.cast(Block(text, "uint32", axes), "int32")
+        self._bind(rest)
+        place = frame.value(rest)
+        return frame.new(f"{place.text} * {HALF_BYTES}", place.type, place.axes)
+
+    def _entries(self, table: str, place: Block, first: int, count: int) -> list[str]:
+        """Words of two entries each, from a place and so many on."""
+        frame, halves = self.frame, max(1, count // 2)
+        if not frame.writer.ptx:
+            frame.writer.helpers["_two_halves"] = _PLAIN_HALVES
+            text = frame.lines.name(f"{table} + {place.text} // {HALF_BYTES}", "at")
+            return [frame.lines.name(f"_two_halves({text} + {first + 2 * n}, {min(2, count)})") for n in range(halves)]
+        name, words = f"_entries_{count}_at_{first}", [frame.writer.fresh("halves") for _ in range(halves)]
+        frame.writer.helpers[name] = _entries_helper(name, first, count)
+        frame.lines.add(f"{', '.join(words)} = {name}({table} + {place.text})")
+        return words
+
+    def _bind_entry(self, node: UOp) -> None:
+        self.frame.bound[node] = self.frame.values[node] = self._float(node)
+
+    def _nibble(self, load: Access) -> Field | None:
+        """The four bits that say an entry's number, where these are at an even place of a word."""
+        linear = self.unpacked.linear(load.address)
+        if linear is None or linear.constant or len(linear.terms) != 1:
+            return None
+        ((field, times),) = linear.terms
+        return field if times == 1 and field.width == NIBBLE and field.shift % NIBBLE == 0 else None
+
+    def _of_bytes(self, slot: int, field: Field) -> Block:
+        """An entry of a table that is held as bytes. Four neighbours are taken at once: by three bits of each out of
+        both halves of the table, and by the fourth one of the two."""
+        frame, lines, word = self.frame, self.frame.lines, self._as_32(field.word)
+        ptx = frame.writer.ptx
+        frame.writer.helpers["_bytes_of"] = _BYTES_OF if ptx else _PLAIN_BYTES_OF
+        one, two, three, four = self.tables.words[slot]
+        place = lines.name(f"{word} & {0x77777777}", "places")
+        half = lines.name(f"((({word} >> 1) & {0x44444444}) | {0x32103210})", "half")
+        if field.shift >= HALF_BITS:
+            place, half = (lines.name(f"{text} >> {HALF_BITS}", "places") for text in (place, half))
+        low = lines.name(f"_bytes_of({one}, {two}, {place})", "low")
+        high = lines.name(f"_bytes_of({three}, {four}, {place})", "high")
+        made = lines.name(f"_bytes_of({low}, {high}, {half})", "bytes")
+        number = field.shift % HALF_BITS // NIBBLE
+        bits = lines.name(f"_bytes_of({made}, {MAGIC}, {0x7650 + number})", "bits")
+        axes = self.words[field.word].axes
+        near = frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
+        return frame.new(f"{near.text} - {float(ONE + BIAS)}", "float32", axes, "entry")
 
     def _is_held(self, load: Access) -> bool:
         """Whether what is loaded is a number's entry in a table that the lanes of a warp hold, one entry each."""
@@ -559,9 +834,6 @@ class _Sum:
         self._bind(address)
         return self.frame.value(address)
 
-    def _buffer(self, slot: int) -> Any:
-        return next(b for b in self.frame.writer.kernel.buffers if b.slot == slot)
-
     def _at(self, slot: int, address: UOp) -> tuple[str, frozenset[int]]:
         """The pointers of an address."""
         steps = affine(address)
@@ -574,7 +846,7 @@ class _Sum:
 
     def _moved(self, pointer: str, steps: Mapping[UOp | None, int], slot: int) -> tuple[str, frozenset[int]]:
         """A pointer at an address that steps so, what changes least added first."""
-        wide = "int64" if self._buffer(slot).size >= 1 << 31 else "int32"
+        wide = "int64" if _buffer(self.frame, slot).size >= 1 << 31 else "int32"
         axes = frozenset[int]()
         for _, block in sorted(self.frame.parts(steps, wide), key=lambda part: 0 in part[1].axes):
             axes |= block.axes
@@ -670,9 +942,77 @@ class _Sum:
             if linear is not None:
                 found.append(((self._exactly(linear),), term.factor, term.others))
             elif term.inner:
-                found.append((tuple(map(self._float, term.inner)), term.factor, term.others))
+                found.append(self._with_signs(term))
         rest = [((), term.factor, term.others) for term in terms if not term.inner and term.others not in merged]
         return [*found, *rest]
+
+    def _with_signs(self, term: Term) -> tuple[tuple[Block, ...], float, tuple[UOp, ...]]:
+        """A term with its inner factors as blocks. Those that are a sign turn another one round."""
+        signs = {node: sign for node in term.inner if (sign := self._sign(node)) is not None}
+        numbers = [node for node in term.inner if node not in signs]
+        if not numbers:
+            return tuple(map(self._float, term.inner)), term.factor, term.others
+        factor = term.factor * math.prod(without for _, without in signs.values())
+        fields = [field for field, _ in signs.values()]
+        numbers.sort(key=lambda node: node not in self.pairs)
+        first = self._turned_beside(numbers[0], fields)
+        if first is None:
+            first = self._float(numbers[0])
+            for field in fields:
+                first = self._turned(first, field)
+        return (first, *map(self._float, numbers[1:])), factor, term.others
+
+    def _see_sign(self, term: Term) -> None:
+        """Keeps by which bit a term's entry of a table is turned round."""
+        entries = [node for node in term.inner if node in self.pairs]
+        signs = [sign for node in term.inner if node not in self.pairs and (sign := self._sign(node)) is not None]
+        if len(entries) == 1 == len(signs):
+            self.signs.setdefault(entries[0], signs[0][0])
+
+    def _sign(self, node: UOp) -> tuple[Field, int] | None:
+        """A factor that is 1 or -1 by a bit: the bit, and what it is where that is 0."""
+        linear = self._linear(node)
+        if linear is None or len(linear.terms) != 1 or abs(linear.constant) != 1:
+            return None
+        ((field, times),) = linear.terms
+        return (field, linear.constant) if field.width == 1 and times == -2 * linear.constant else None
+
+    def _turned_beside(self, node: UOp, fields: list[Field]) -> Block | None:
+        """An entry of a table whose sign is turned round by a bit, beside the one in its word whose is by the next bit:
+        both at once. None where that is not so."""
+        pair = self.pairs.get(node)
+        if pair is None or pair.other is None or fields != [self.signs.get(node)]:
+            return None
+        one, other = (self.signs.get(entry) for entry in (node, pair.other)[:: 1 - 2 * pair.half])
+        if one is None or other is None or (other.word, other.shift) != (one.word, one.shift + 1):
+            return None
+        if (place := one.shift % HALF_BITS) == HALF_BITS - 1:
+            return None
+        lines, signs = self.frame.lines, self._as_32(one.word)
+        if one.word.nbytes == WORD_BYTES:
+            signs = lines.name(f"{signs} >> {HALF_BITS}" if one.shift >= HALF_BITS else f"{signs} & {HALF}", "signs")
+        signs = lines.name(f"{signs} | (({signs} >> 1) << {HALF_BITS})", "signs")  # of each two bits one in each half
+        signs = self._shifted(signs, HALF_BITS - 1 - place)
+        axes = pair.word.axes | self.words[one.word].axes
+        turned = self.frame.new(f"{pair.word.text} ^ ({signs} & {SIGNS_OF_HALVES})", "uint32", axes, "halves")
+        return self._half(turned, pair.half)
+
+    def _half(self, word: Block, half: int) -> Block:
+        """One of two float16 in a word."""
+        name = ("_low_half", "_high_half")[half]
+        writer = self.frame.writer
+        writer.helpers[name] = (_HALF if writer.ptx else _PLAIN_HALF).format(
+            name=name, into=("{half, other}", "{other, half}")[half], shift=HALF_BITS * half
+        )
+        return self.frame.new(f"{name}({word.text})", "float32", word.axes, "entry")
+
+    def _turned(self, number: Block, field: Field) -> Block:
+        """A number, with its sign turned round where a bit is set: of infinite ones and of zeros too."""
+        bits = self.frame.new(f"{number.text}.to(tl.uint32, bitcast=True)", "uint32", number.axes, "bits")
+        sign = self._shifted(self._as_32(field.word), SIGN_BIT - field.shift)
+        axes = number.axes | self.words[field.word].axes
+        bits = self.frame.new(f"{bits.text} ^ ({sign} & {1 << SIGN_BIT})", "uint32", axes, "bits")
+        return self.frame.new(f"{bits.text}.to(tl.float32, bitcast=True)", "float32", axes)
 
     def _times(self, one: Block, other: Block) -> Block:
         return self.frame.new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
@@ -687,6 +1027,8 @@ class _Sum:
         return self.known[node]
 
     def _new_float(self, node: UOp) -> Block:
+        if (pair := self.pairs.get(node)) is not None:
+            return self._half(pair.word, pair.half)
         if (linear := self._linear(node)) is not None:
             return self._exactly(linear)
         self._bind(node)
@@ -849,6 +1191,92 @@ def _with_{mask}(bits, word):
 """
 """Some bits of a word beside others."""
 
+_TABLE = """
+@triton.jit
+def _table_of_{nbytes}(number):
+    asm: tl.constexpr = "{{ .shared .align 16 .b8 entries[{nbytes}]; mov.u32 $0, entries; }}"
+    return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
+"""
+"""The address of so many bytes of shared memory, which are of the program as long as it runs."""
+
+_PUT = """
+@triton.jit
+def _put(places, halves):
+    asm: tl.constexpr = "st.shared.v2.b32 [$1], {$5, $6}; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r", [places, halves], dtype=tl.int8, is_pure=False, pack=4)
+"""
+"""Stores four neighbours at the address of the first."""
+
+_COPIED = """
+@triton.jit
+def _copied(table):
+    asm: tl.constexpr = "bar.sync 0; mov.u32 $0, $1;"
+    return tl.inline_asm_elementwise(asm, "=r,r", [table], dtype=tl.int32, is_pure=False, pack=1)
+"""
+"""A table's address, once all threads have stored what they copy of it: who has it may read there."""
+
+
+def _entries_helper(name: str, first: int, count: int) -> str:
+    """A function that loads neighbours from a place in shared memory, two to a word. It is pure: nothing changes a
+    table whose address is known."""
+    words = max(1, count // 2)
+    results = [f"${number}" for number in range(words)]
+    into = results[0] if words == 1 else f"{{{', '.join(results)}}}"
+    width = ".b32" if words == 1 else f".v{words}.b32"
+    load = f"ld.shared{width} {into}, [${words} + {HALF_BYTES * first}];"
+    if count == 1:
+        load = f"{{ .reg .b16 low; ld.shared.b16 low, [$1 + {HALF_BYTES * first}]; cvt.u32.u16 $0, low; }}"
+    types = "tl.uint32" if words == 1 else f"({', '.join(['tl.uint32'] * words)})"
+    return f"""
+@triton.jit
+def {name}(place):
+    asm: tl.constexpr = "{load}"
+    return tl.inline_asm_elementwise(asm, "{"=r," * words}r", [place], dtype={types}, is_pure=True, pack=1)
+"""
+
+
+_HALF = """
+@triton.jit
+def {name}(word):
+    asm: tl.constexpr = "{{ .reg .b16 half, other; mov.b32 {into}, $1; cvt.f32.f16 $0, half; }}"
+    return tl.inline_asm_elementwise(asm, "=f,r", [word], dtype=tl.float32, is_pure=True, pack=1)
+"""
+_PLAIN_HALF = """
+@triton.jit
+def {name}(word):
+    return ((word >> {shift}) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+"""
+"""One of two float16 in a word."""
+
+_BYTES_OF = """
+@triton.jit
+def _bytes_of(low, high, places):
+    asm: tl.constexpr = "prmt.b32 $0, $1, $2, $3;"
+    return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, places], dtype=tl.uint32, is_pure=True, pack=1)
+"""
+_PLAIN_BYTES_OF = """
+@triton.jit
+def _bytes_of(low, high, places):
+    both = (tl.cast(high, tl.uint64) << 32) | tl.cast(low, tl.uint64)
+    places = tl.cast(places, tl.uint64)
+    one = (both >> ((places & 7) * 8)) & 255
+    two = (both >> (((places >> 4) & 7) * 8)) & 255
+    three = (both >> (((places >> 8) & 7) * 8)) & 255
+    four = (both >> (((places >> 12) & 7) * 8)) & 255
+    return (one | (two << 8) | (three << 16) | (four << 24)).to(tl.uint32)
+"""
+"""Four bytes of two words, each by the lowest three of four bits, of which the last is not set."""
+
+_PLAIN_HALVES = """
+@triton.jit
+def _two_halves(table, count: tl.constexpr):
+    low = tl.load(table).to(tl.float32).to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
+    if count == 1:
+        return low
+    high = tl.load(table + 1).to(tl.float32).to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32)
+    return low | (high << 16)
+"""
+
 _ENTRY = """
 @triton.jit
 def {name}(entries, index):
@@ -871,26 +1299,6 @@ def _from_byte(low, high, amount):
     return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> amount.to(tl.uint64)).to(tl.uint32)
 """
 """The word that begins so many bits above the beginning of the first of two."""
-
-
-def _without_constant(address: UOp) -> tuple[int, UOp]:
-    """An address as a constant and the rest."""
-    constant, rest = 0, list[UOp]()
-    waiting = [address]
-    while waiting:
-        node = waiting.pop()
-        if node.op is Ops.ADD:
-            waiting.extend(reversed(node.src))
-        elif node.op is Ops.CONST and not is_invalid(node):
-            constant += int(node.arg)
-        else:
-            rest.append(node)
-    if not rest:
-        return constant, address.const_like(0)
-    total = rest[0]
-    for node in rest[1:]:
-        total = total + node
-    return constant, total
 
 
 def _without_signs(linear: Linear) -> tuple[int, list[tuple[Field, int, bool]]]:

@@ -140,6 +140,28 @@ class PackedView(View):
         first, *others = self.packed
         return tuple(width for width in first.widths if all(width in one.widths for one in others))
 
+    @cached_property
+    def small_tables(self) -> frozenset[int]:
+        """The tables of 16 floats of which entries are taken, by their buffers."""
+        return frozenset().union(*(one.small_tables for one in self.packed))
+
+    @cached_property
+    def has_lookups(self) -> bool:
+        """Whether entries of larger tables of floats are among what is read."""
+        return any(one.has_lookups for one in self.packed)
+
+    def tables_of(self, width: int) -> dict[int, int]:
+        """The larger tables that neighbours are taken of by threads which take so many bytes at once, by their buffers;
+        entries of each."""
+        if width not in self._tables:
+            found = [item for one in self.packed if one.has_lookups for item in one.unpacked(width).tables.items()]
+            self._tables[width] = dict(found)
+        return self._tables[width]
+
+    @cached_property
+    def _tables(self) -> dict[int, dict[int, int]]:
+        return {}
+
     @property
     def roles(self) -> tuple[tuple[str, tuple[UOp, ...]], ...]:
         loads = (load for one in self.kernel.launched for load in one.loads)

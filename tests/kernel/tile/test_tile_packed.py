@@ -43,7 +43,9 @@ TARGET = KNOWN_TARGETS["sm_90"]
 with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 RUN_ALWAYS = ("q4_k", "q8_0")
-MOST_INSTRUCTIONS = {"q4_k": 9.0, "mxfp4": 4.5, "iq4_xs": 5.5, "q6_k": 13.0, "q8_0": 14.0}
+MOST_INSTRUCTIONS = {
+    "q4_k": 9.0, "mxfp4": 5.5, "iq4_xs": 6.0, "q6_k": 13.0, "q8_0": 14.0, "iq3_s": 6.0, "iq3_xxs": 5.5, "iq2_s": 5.0,
+}  # fmt: skip
 """Machine instructions a weight, of those that read a model at the memory's speed."""
 
 
@@ -216,6 +218,12 @@ def _split_words(values: Tensor) -> Tensor:
     return Tensor.stack(words.bitwise_and(0xFFFFFF), words.rshift(24), dim=1)
 
 
+def _signs(values: Tensor, of_set: float = -1.0) -> Tensor:
+    """(blocks, bytes) of uint8 -> (blocks, eight times as many): 1 or -1 by each bit."""
+    bits = Tensor.stack(*(values.rshift(place).bitwise_and(1) for place in range(8)), dim=2)
+    return (bits.reshape(values.shape[0], -1) != 0).where(of_set, -of_set)
+
+
 def _flat(values: Tensor) -> Tensor:
     return values.reshape(values.shape[0], -1).cast(dtypes.float32)
 
@@ -236,13 +244,17 @@ ODD = {
         18, lambda b: _nibbles(b[:, 2:]) * _half(b), blocks=13, vectors=3,
         x=lambda x: (x - (mean := empty(3, 1))) * mean * empty(416),
     ),
+    "signs": Odd(12, lambda b: _nibbles(b[:, 2:10]) * _signs(b[:, 10:12]) * _half(b)),
+    "two signs, one by a bit that is not set": Odd(
+        14, lambda b: _nibbles(b[:, 2:10]) * _signs(b[:, 10:12]) * _signs(b[:, 12:14], 1.0) * _half(b)
+    ),
     "numbers that are 0": Odd(
         18, lambda b: _flat(Tensor.stack(_nibbles(b[:, 2:]) * 0.0, _nibbles(b[:, 2:]), dim=2)) * _half(b)
     ),
 }  # fmt: skip
 
 
-ODD_ALWAYS = ("a scale at an odd byte", "bits twice", "24 bits", "no scale", "a scale and a minimum of a row")
+ODD_ALWAYS = ("a scale at an odd byte", "bits twice", "24 bits", "no scale", "a scale and a minimum of a row", "signs")
 
 # ---- tests
 
@@ -384,22 +396,229 @@ def test_words_come_as_wide_as_they_are_aligned() -> None:
     assert text.count("_from_byte(") == 1 + 5  # the helper, and the words of 18 bytes
 
 
+# ---- tables
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Weights of which several neighbours are a row of a table, each times a sign by a bit."""
+
+    rows: int  # of the table
+    width: int  # of each
+    row: Callable[[Tensor], Tensor]  # bytes -> rows
+    blocks: int = 16  # of a row of weights: each of 16
+    signs: Callable[[Tensor], Tensor] = _signs
+
+    @property
+    def nbytes(self) -> int:
+        return 4 + 16 // self.width
+
+    def read(self, rows: int) -> tuple[Region, TileKernel]:
+        blocks = empty(rows * self.blocks, self.nbytes, dtype="uint8")
+        table = empty(self.rows * self.width).reshape(self.rows, self.width)
+        made = table[self.row(blocks[:, 4:])].reshape(rows * self.blocks, 16) * self.signs(blocks[:, 2:4])
+        weights = (made * _half(blocks)).reshape(rows, -1)
+        return _read(empty(1, 16 * self.blocks).dot(weights.T, dtype="float32"))
+
+    def given(self, rows: int, seed: int) -> np.ndarray:
+        return Odd(self.nbytes, _flat, blocks=self.blocks).given(rows, seed)
+
+
+def _of_four(signs: Tensor) -> Tensor:
+    return signs.reshape(-1, 4, 4)[:, :, :1].expand(-1, 4, 4).reshape(-1, 16)
+
+
+GRIDS = {
+    "256 rows of four": Grid(256, 4, lambda b: b),
+    "64 rows of eight": Grid(64, 8, lambda b: b.bitwise_and(63)),
+    "300 pairs": Grid(300, 2, lambda b: b.cast("int32") + b.bitwise_and(3).cast("int32") * 14),
+    "99 rows of four": Grid(99, 4, lambda b: b.bitwise_and(63).cast("int32") + b.rshift(6).cast("int32") * 11),
+    "rows by bits that stand apart": Grid(128, 4, lambda b: b.bitwise_and(15) + b.bitwise_and(224).rshift(1)),
+    "a sign of four": Grid(256, 4, lambda b: b, signs=lambda b: _of_four(_signs(b))),
+}  # fmt: skip
+
+ENTRIES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "whole": lambda rng, count: rng.integers(0, 63, count),
+    "float16, with zeros below 0": lambda rng, count: np.where(
+        rng.random(count) < 0.2, -0.0, rng.standard_normal(count).astype(np.float16)
+    ),
+    "the least and the largest float16": lambda rng, count: rng.choice([6e-8, -6e-8, 65504, -65504, 1], count),
+    "no float16": lambda rng, count: rng.standard_normal(count),
+    "one of them no float16": lambda rng, count: np.where(np.arange(count) == count - 1, 1 / 3, 2.0),
+    "beyond float16": lambda rng, count: rng.choice([1e30, -1e-30, 70000, 3.0], count),
+}  # fmt: skip
+"""Values of tables, as float32 has them."""
+
+
+def sharing_programs(kernel: TileKernel) -> list[TileParameters]:
+    """Programs whose warps have rows of their own and a table for all."""
+    first = default_parameters(kernel, TARGET)
+    (packed,) = packed_sums(kernel)
+    found = [
+        first.changed(tile=(rows,), num_warps=warps, reduce_tile=step, unpacked=width)
+        for width in packed.widths
+        for rows, warps, step in ((16, 4, 32), (8, 1, 32), (8, 8, 64), (4, 8, 64))
+    ]
+    found = [p for p in found if is_legal(kernel, TARGET, p)]
+    assert found and any(plan_of(kernel, TARGET, p).shared for p in found)
+    return found
+
+
+@with_triton
+@pytest.mark.parametrize("name", some(GRIDS, {"256 rows of four", "99 rows of four"}))
+def test_programs_that_copy_a_table_are_right(name: str, tmp_path: Path) -> None:
+    grid = GRIDS[name]
+    region, kernel = grid.read(21)
+    (slot,) = (b.slot for b in kernel.buffers if b.size == grid.rows * grid.width)
+    programs = sharing_programs(kernel)
+    rng = np.random.default_rng(4)
+    cases = {}
+    for entries, draw in ENTRIES.items():
+        table = draw(rng, grid.rows * grid.width).astype(np.float32)
+        for number, case in enumerate(cases_of(region, kernel, programs, lambda n: grid.given(21, n))):
+            cases[f"{entries}, {number}"] = replace(case, inputs={**case.inputs, slot: table})
+    assert not wrong_of(cases, tmp_path)
+
+
+@with_triton
+def test_an_infinite_entry_of_a_table_is_infinite(tmp_path: Path) -> None:
+    """So it is in float16; its sign is turned round as that of any other."""
+    grid = GRIDS["256 rows of four"]
+    region, kernel = grid.read(16)
+    (slot,) = (b.slot for b in kernel.buffers if b.size == 1024)
+    (vector,) = (b.slot for b in kernel.buffers if b.size == 256)
+    table = np.ones(1024, np.float32)
+    table[4 * 7 + 2] = np.inf
+    blocks = grid.given(16, 1).reshape(-1, grid.nbytes)
+    blocks[:, 4:] = np.where(blocks[:, 4:] == 7, 8, blocks[:, 4:])
+    blocks[::16, 4] = 7  # one a row
+    given = {slot: table, vector: np.ones(256, np.float32)}
+    cases = [
+        replace(case, inputs={**case.inputs, **given})
+        for case in cases_of(region, kernel, sharing_programs(kernel), lambda _: blocks.reshape(-1))
+    ]
+    assert np.isinf(question_of(cases[0]).wanted[0].values).all()
+    assert compare(cases, tmp_path) == [""] * len(cases)
+
+
+@with_triton
+@pytest.mark.parametrize("kind", first(1, ["iq3_s", "iq3_xxs", "iq2_s"]))
+def test_formats_with_a_table_are_right_where_it_is_copied(kind: str, tmp_path: Path) -> None:
+    region, kernel = product_of(kind, 40, 1024)
+    tables = PackedWeights(seed=1)
+    FORMATS[kind].unpack(Tensor.empty(1, FORMATS[kind].nbytes, dtype="uint8"), tables._table)
+    sizes = {one.numel(): one.numpy() for one in tables.tensors.values()}
+    given = {b.slot: sizes[b.size] for b in kernel.buffers if b.size in sizes and b.dtype is dtypes.float32}
+    programs = [p for p in sharing_programs(kernel) if plan_of(kernel, TARGET, p).shared]
+    cases = cases_of(region, kernel, programs, lambda n: blocks_of(kind, 40, 1024, n))
+    cases = [replace(case, inputs={**case.inputs, **given}) for case in cases]
+    assert programs and compare(cases, tmp_path) == [""] * len(cases)
+
+
+@with_triton
+def test_products_of_one_launch_copy_what_they_read(tmp_path: Path) -> None:
+    """Each has a table of its own; programs of 16 rows are two texts, since they do not divide 40."""
+    region = region_of(*products(("iq3_s", 32), ("iq3_s", 40)))
+    kernel = read_region(region)
+    assert len(kernel.launched) == 2
+    first = default_parameters(kernel, TARGET)
+    programs = [first.changed(tile=(rows,), num_warps=warps) for rows, warps in ((16, 4), (16, 1), (8, 2))]
+    programs = [p.changed(unpacked=width) for p in programs for width in (2, 1)]
+    programs = [p for p in programs if is_legal(kernel, TARGET, p)]
+    assert {plan_of(kernel, TARGET, p).shared_bytes for p in programs} == {2 * 4096, 4096}
+    given = {b.slot: random_rows(b.size) for b in kernel.buffers if b.dtype is dtypes.uint8}
+    cases = {
+        str(number): Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given, seed=number + 1)
+        for number, p in enumerate(programs)
+    }
+    assert not wrong_of(cases, tmp_path)
+    source = generate_kernel(kernel, TARGET, programs[0])
+    made = compiled_launch(source, source.launches[0], TARGET)
+    own = dict(made.report)["shared_bytes"] - made.shared_bytes
+    assert own == plan_of(kernel, TARGET, programs[0]).shared_bytes
+
+
+BYTES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "whole": lambda rng: rng.integers(-128, 128, 16),
+    "the least, the largest and a zero below 0": lambda rng: rng.choice([-128, 127, -0.0, 0.0], 16),
+    "halves": lambda rng: rng.integers(-128, 128, 16) / 2 + 0.5 * (np.arange(16) == 3),
+    "one beyond": lambda rng: np.where(np.arange(16) == 15, 128, rng.integers(-128, 128, 16)),
+    "one below": lambda rng: np.where(np.arange(16) == 0, -129, rng.integers(-128, 128, 16)),
+    "the largest floats": lambda rng: rng.choice([3e38, -3e38, 2.0**23, 1e-40], 16) * 1e-3,
+}
+"""Values of tables of 16, as float32 has them."""
+
+
+@with_triton
+@pytest.mark.parametrize("kind", first(1, ["iq4_xs", "mxfp4"]))
+def test_tables_in_bytes_are_right(kind: str, tmp_path: Path) -> None:
+    region, kernel = product_of(kind, 32, 1024)
+    (slot,) = (b.slot for b in kernel.buffers if b.size == 16)
+    first = default_parameters(kernel, TARGET)
+    widths = packed_sums(kernel)[0].widths
+    programs = [first.changed(tile=(rows,), unpacked=width) for width in widths for rows in (8, 16)]
+    programs = [p for p in programs if is_legal(kernel, TARGET, p)]
+    assert all(plan_of(kernel, TARGET, p).in_bytes for p in programs) and programs
+    rng = np.random.default_rng(4)
+    cases = {}
+    for entries, draw in BYTES.items():
+        table = draw(rng).astype(np.float32)
+        for number, case in enumerate(cases_of(region, kernel, programs, lambda n: blocks_of(kind, 32, 1024, n))):
+            cases[f"{entries}, {number}"] = replace(case, inputs={**case.inputs, slot: table})
+    assert not wrong_of(cases, tmp_path)
+
+
+@with_triton
+def test_an_infinite_entry_of_a_small_table_is_infinite(tmp_path: Path) -> None:
+    region, kernel = product_of("mxfp4", 24, 1024)
+    (slot,) = (b.slot for b in kernel.buffers if b.size == 16 and b.dtype is dtypes.float32)
+    table, blocks = np.ones(16, np.float32), blocks_of("mxfp4", 24, 1024).reshape(-1, 17)
+    table[9] = np.inf
+    nibbles = blocks[:, 1:]
+    nibbles[...] = np.where((nibbles & 15 == 9) | (nibbles >> 4 == 9), 0x33, nibbles)
+    nibbles[::32, 5] = 0x93  # one a row
+    p = default_parameters(kernel, TARGET).changed(tile=(8,))
+    (case,) = cases_of(region, kernel, [p], lambda _: blocks.reshape(-1))
+    case = replace(case, inputs={**case.inputs, slot: table})
+    assert np.isinf(question_of(case).wanted[0].values).all()
+    assert compare([case], tmp_path) == [""]
+
+
+def test_a_table_is_copied_where_a_program_has_terms_enough() -> None:
+    _, kernel = product_of("iq2_s", 4096, 4096)
+    first = default_parameters(kernel, TARGET)
+    plan = plan_of(kernel, TARGET, first)
+    assert isinstance(plan, PackedPlan) and plan.shared_bytes == 2 * 8192 and plan.along == first.num_warps > 1
+    few = first.changed(tile=(1,), num_warps=1)
+    assert not plan_of(kernel, TARGET, few).shared
+    _, kernel = product_of("q4_k", 4096, 4096)
+    assert not plan_of(kernel, TARGET, default_parameters(kernel, TARGET)).shared
+
+
 # ---- what programs compile to
 
 
-def instructions_of(cubin: bytes, folder: Path) -> Counter[str]:
-    """The machine instructions of a program's first loop, by name."""
+def disassembled(cubin: bytes, folder: Path) -> str:
     tool = Path(sysconfig.get_paths()["purelib"], "triton", "backends", "nvidia", "bin", "nvdisasm")
     if not tool.exists() and shutil.which("nvdisasm") is None:
         pytest.skip("there is no nvdisasm")
     path = folder / "program.cubin"
     path.write_bytes(cubin)
-    text = subprocess.run(
+    return subprocess.run(
         [str(tool) if tool.exists() else "nvdisasm", "-c", path], capture_output=True, text=True, check=True
     ).stdout
+
+
+def listing_of(cubin: bytes, folder: Path) -> list[str]:
+    """All machine instructions of a program, by their whole names."""
+    return re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", disassembled(cubin, folder))
+
+
+def instructions_of(cubin: bytes, folder: Path) -> Counter[str]:
+    """The machine instructions of a program's first loop, by name."""
     found: list[str] = []
     labels: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in disassembled(cubin, folder).splitlines():
         if label := re.match(r"(\.L_\w+):", line):
             labels[label[1]] = len(found)
         if not (one := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", line)):
@@ -411,12 +630,32 @@ def instructions_of(cubin: bytes, folder: Path) -> Counter[str]:
 
 
 @with_triton
+@pytest.mark.parametrize("kind", first(1, ["iq3_s", "iq2_s"]))
+def test_a_table_is_stored_before_it_is_read(kind: str, tmp_path: Path) -> None:
+    """All threads have stored their entries, and wait for each other, before one of them loads any."""
+    _, kernel = product_of(kind, 4096, 4096)
+    p = default_parameters(kernel, TARGET)
+    source = generate_kernel(kernel, TARGET, p)
+    made = compiled_launch(source, source.launches[0], TARGET)
+    listed = listing_of(made.cubin, tmp_path)
+    names = [name.partition(".")[0] for name in listed]
+    copy = plan_of(kernel, TARGET, p).shared_bytes
+    assert dict(made.report)["shared_bytes"] == copy + made.shared_bytes < copy + 1024
+    barrier = names.index("BAR")
+    assert names.count("STS") >= names[:barrier].count("STS") == copy // 8 // 32 // p.num_warps
+    assert "LDS" not in names[:barrier] and names[barrier:].count("LDS") >= 16
+    assert dict(made.report)["spilled_bytes"] == 0
+
+
+@with_triton
 @pytest.mark.parametrize("kind", some(MOST_INSTRUCTIONS, ("q4_k",)))
 def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     _, kernel = product_of(kind, 4096, 4096)
     (packed,) = packed_sums(kernel)
     assert packed is not None
     p = default_parameters(kernel, TARGET).changed(unpacked=packed.widths[0], tile=(4,), num_warps=1, reduce_tile=32)
+    if kind.startswith("iq") and kind != "iq4_xs":
+        p = p.changed(tile=(16,), num_warps=4)
     plan = plan_of(kernel, TARGET, p)
     assert isinstance(plan, PackedPlan)
     source = generate_kernel(kernel, TARGET, p)
@@ -425,6 +664,14 @@ def test_machine_instructions_of_a_weight(kind: str, tmp_path: Path) -> None:
     weights = plan.held * plan.taken[0].written
     assert dict(made.report)["spilled_bytes"] == 0
     assert found.total() / weights <= MOST_INSTRUCTIONS[kind], found.most_common(8)
+
+
+@pytest.mark.parametrize(("name", "signs"), [("signs", 1), ("two signs, one by a bit that is not set", 2)])
+def test_a_sign_by_a_bit_turns_the_sign_bit_of_a_number(name: str, signs: int) -> None:
+    """No number is made of it, so that none is multiplied with."""
+    _, kernel = ODD[name].read(12)
+    text = generate_kernel(kernel, TARGET, default_parameters(kernel, TARGET)).source
+    assert len(re.findall(r" \^ \(\w+ & 2147483648\)", text)) == 16 * signs
 
 
 @pytest.mark.parametrize(("kind", "entries"), [("mxfp4", 16), ("iq4_xs", 16), ("iq3_xxs", 0)])
@@ -505,7 +752,7 @@ def _region_of(made: Tensor) -> Region:
 
 def random_rows(size: int) -> np.ndarray:
     """Random weights, rows of 512, of the format that so many bytes are whole rows of."""
-    kinds = ("q4_k", "q8_0", "q6_k", "q5_0", "f16")
+    kinds = ("q4_k", "q8_0", "q6_k", "q5_0", "f16", "iq3_s")
     kind = next(kind for kind in kinds if size % FORMATS[kind].bytes_of(512) == 0)
     return blocks_of(kind, size // FORMATS[kind].bytes_of(512), 512)
 
