@@ -15,15 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.ast import affine, extent, is_invalid
-from kcg.kernel.reading.accesses import Access, BufferSlot
-from kcg.kernel.reading.bits import Field, Linear, Steps, Word
+from kcg.kernel.ast import affine, extent
+from kcg.kernel.reading.accesses import Access
+from kcg.kernel.reading.bits import Field, Linear
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.packed import (
-    SMALL_TABLE,
     WORD_BYTES,
     Group,
     Packed,
@@ -31,7 +28,6 @@ from kcg.kernel.reading.packed import (
     Unpacked,
     is_lookup,
     packed_sums,
-    raw_words,
     rows_of,
     without_constant,
 )
@@ -47,6 +43,7 @@ from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times
 from kcg.kernel.tile.reduction import Part
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
+from kcg.kernel.tile.tables import BIAS, HALF_BYTES, LANES, NO_TABLES, Copy, Tables, copy_tables
 from kcg.kernel.tile.tiles import (
     Axis,
     Tiled,
@@ -59,6 +56,7 @@ from kcg.kernel.tile.tiles import (
     split_number,
     tiled_of,
 )
+from kcg.kernel.tile.unpack import MAGIC, ONE, Words, most_together, together
 from kcg.kernel.tile.vectors import alike, write_launch
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
@@ -68,22 +66,16 @@ MOST_ROWS = 16  # of a program
 MOST_HELD, MOST_WORDS = 64, 200  # sums of a thread, and words that it takes at once: of more of them it spilled
 LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
 FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, and programs of a multiprocessor
-EXACT_BITS = 23  # of a float's fraction
-ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
-MAGIC = 0x4B000000  # its bits
 SIGN_BIT = 31  # of a float
-BIAS, NIBBLE, BYTE_ENTRIES = 128, 4, 16  # of a table that is held as bytes
+NIBBLE = 4  # bits of a number that is looked up in a table of bytes
 HALF_BITS, HALF, SIGNS_OF_HALVES = 16, 0xFFFF, 0x80008000  # of a word of two float16
 ENTRIES = (8, 4, 2, 1)  # of a table in shared memory, that are loaded at once
-LAYOUT, WIDE_LAYOUT, SUM_LAYOUT, COPY_LAYOUT = "threads", "neighbours", "elements", "copied"
-LANES = SMALL_TABLE  # of a warp of NVIDIA's
+LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
 OPERATIONS = 5  # of a number that is unpacked and multiplied
-HALF_BYTES = 2  # of a table's entry in shared memory
 MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
 SHARING_WARPS = 4  # of a program with tables, where a search begins, and times as many rows as others have at most
 PAYS_IN_BYTES = 256  # terms of a thread, from which on a table as bytes costs less than it saves
-COPIED = 32  # entries that a thread copies at once
 COPYING = 6  # operations of an entry that is copied
 
 
@@ -278,12 +270,12 @@ class PackedPlan(TilePlan):
         terms = self.area * self.loop.extent * self.taken[0].written // self.split
         return self.view.small_tables if self.ptx and terms >= self.threads * PAYS_IN_BYTES else frozenset()
 
-    def _copies(self, tables: Mapping[int, int]) -> list[list[_Copy]]:
+    def _copies(self, tables: Mapping[int, int]) -> list[list[Copy]]:
         """How these come to shared memory, of each text of the launch: it has memory of its own."""
         found = []
         for first, *_ in alike(self.tiled) if len(self.tiled) > 1 and tables else [self.tiled]:
             read = {load.buffer.slot for load in first.kernel.loads}
-            found.append([_Copy.of(self, entries) for slot, entries in tables.items() if slot in read])
+            found.append([Copy.of(self, entries) for slot, entries in tables.items() if slot in read])
         return found
 
     @property
@@ -332,43 +324,6 @@ class PackedPlan(TilePlan):
         return Times((stream_s, operations / (figures.plain_ops * busy)), after_s=chain_s)
 
 
-def most_together(steps: Steps, nbytes: int) -> int:
-    """How many neighbouring words of an address that steps so are aligned as one load."""
-    return math.gcd(VECTOR_BYTES // nbytes, *(step for _, step in steps))
-
-
-def together(numbers: Iterable[int], most: int, counts: tuple[int, ...] = (4, 2, 1)) -> Iterator[tuple[int, int]]:
-    """Numbers of words, those in one load together: the first, and how many; `most` at most."""
-    left = sorted(numbers)
-    while left:
-        first = left[0]
-        count = next(n for n in counts if n <= most and first % n == 0 and set(range(first, first + n)) <= set(left))
-        left = [number for number in left if not first <= number < first + count]
-        yield first, count
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """How a table comes to shared memory: so many turns, of so many entries each."""
-
-    turns: int
-    at_once: int
-
-    @classmethod
-    def of(cls, plan: PackedPlan, entries: int) -> _Copy:
-        at_once = min(power_of_two(entries), plan.threads * COPIED)
-        return cls(-(-entries // at_once), at_once)
-
-    @property
-    def padded(self) -> int:
-        """Entries, with those behind the last one."""
-        return self.turns * self.at_once
-
-    @property
-    def nbytes(self) -> int:
-        return HALF_BYTES * self.padded
-
-
 def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
     """Where blocks along some axes lie: a thread has all rows of its warp and all vectors of some places; of what it
     loads at once also so many neighbours."""
@@ -389,7 +344,7 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
     part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
     bind_tile(root, tiled, digits)
     own = Part(part, plan.split)
-    tables = _copy_tables(plan, tiled.kernel, root)
+    tables = copy_tables(plan, tiled.kernel, root)
     root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own, tables)
     if plan.split > 1:
         store_partials(root, tiled.kernel, own)
@@ -398,84 +353,7 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
             store_tile(root, stored)
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """Tables that a program has copied: where each is in shared memory as float16, by its buffer; of those that are
-    held in registers as bytes their four words; and what is not 0 where an entry of any is no such number."""
-
-    places: Mapping[int, str]
-    words: Mapping[int, list[str]]
-    inexact: tuple[str, ...]
-
-
-NO_TABLES = _Tables({}, {}, ())
-
-
-def _copy_tables(plan: PackedPlan, kernel: TileKernel, root: Frame) -> _Tables:
-    """Copies tables to shared memory, where entries that lie anywhere take a third of the time that the L1 cache needs
-    for them, and small ones to registers, where none has to come from another lane. Each is copied once: what is
-    written later waits for it."""
-    read = {load.buffer.slot for load in kernel.loads}
-    copied = {slot: _copy_table(plan, slot, root) for slot in plan.tables if slot in read}
-    held = {slot: _hold_table(slot, root) for slot in sorted(plan.in_bytes & read)}
-    inexact = (*(f"tl.max({wrong}, 0)" for _, wrong in copied.values()), *(wrong for _, wrong in held.values()))
-    places = {slot: table for slot, (table, _) in copied.items()}
-    return _Tables(places, {slot: words for slot, (words, _) in held.items()}, inexact)
-
-
-def _hold_table(slot: int, root: Frame) -> tuple[list[str], str]:
-    """Loads a table as bytes, each 128 more than an entry is. Returns their words, and what is not 0 where an entry is
-    no whole number that a byte holds."""
-    lines, pointer, type_ = root.lines, root.buffer(slot), TYPES[_buffer(root, slot).dtype]
-    wrong, words = "", list[str]()
-    for first in range(0, BYTE_ENTRIES, WORD_BYTES):
-        word = ""
-        for number in range(WORD_BYTES):
-            read = lines.name(f"tl.load({pointer} + {first + number})", "entry")
-            entry = root.cast(Block(read, type_), "float32")
-            near = lines.name(f"{entry.text} + {float(ONE + BIAS)}", "near")
-            bits = lines.name(f"{near}.to(tl.uint32, bitcast=True) ^ {MAGIC}", "bits")
-            is_whole = root.scalar_condition(f"{near} - {float(ONE + BIAS)} == {entry.text}")
-            own = lines.name(f"tl.where({is_whole}, {bits}, 256)", "wrong")
-            wrong = lines.name(f"{wrong} | {own}", "wrong") if wrong else own
-            word = lines.name(f"{word} | ({bits} << {8 * number})", "word") if word else bits
-        words.append(word)
-    return words, f"({wrong} >> 8).to(tl.int32)"
-
-
-def _copy_table(plan: PackedPlan, slot: int, root: Frame) -> tuple[str, str]:
-    """Copies one. Returns where it is, and which threads have seen an entry that float16 does not have."""
-    lines, writer, entries = root.lines, root.writer, plan.tables[slot]
-    copy, buffer, layout = _Copy.of(plan, entries), root.buffer(slot), ""
-    if root.layout:
-        layout = f", {COPY_LAYOUT}"
-        writer.helpers[COPY_LAYOUT] = (
-            f"{COPY_LAYOUT} = gl.constexpr(gl.BlockedLayout([4], [{LANES}], [{plan.num_warps}], [0]))\n"
-        )
-    table = buffer
-    if writer.ptx:
-        writer.helpers[f"_table_of_{copy.nbytes}"] = _TABLE.format(nbytes=copy.nbytes)
-        writer.helpers |= {"_put": _PUT, "_copied": _COPIED}
-        table = lines.name(f"_table_of_{copy.nbytes}({slot})", "table")
-    inexact, at = writer.fresh("inexact"), lines.name(f"tl.arange(0, {copy.at_once}{layout})", "entries")
-    lines.add(f"{inexact} = tl.zeros([{copy.at_once}], tl.int32{layout})")
-    for turn in range(copy.turns):
-        place = lines.name(f"{at} + {turn * copy.at_once}", "entries") if turn else at
-        mask = f", mask={place} < {entries}, other=0" if copy.padded > entries else ""
-        read = lines.name(f"tl.load({buffer} + {place}{mask})", "entries")
-        held = root.cast(Block(read, TYPES[_buffer(root, slot).dtype]), "float32")
-        half = lines.name(f"{held.text}.to(tl.float16)", "half")
-        lines.add(f"{inexact} = tl.where({half}.to(tl.float32) == {held.text}, {inexact}, 1)")
-        if writer.ptx:
-            lines.add(f"_put({table} + {HALF_BYTES} * {place}, {half}.to(tl.uint16, bitcast=True))")
-    return (lines.name(f"_copied({table})", "table") if writer.ptx else table), inexact
-
-
-def _buffer(frame: Frame, slot: int) -> BufferSlot:
-    return next(b for b in frame.writer.kernel.buffers if b.slot == slot)
-
-
-def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: _Tables) -> None:
+def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Tables) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none. So it is where an entry of a table is not
     what was copied of it, with the table as it is."""
@@ -520,7 +398,7 @@ def _look_up(packed: Packed, root: Frame) -> str:
 
 
 def _summed(
-    plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...], tables: _Tables
+    plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...], tables: Tables
 ) -> Block:
     """What threads make of a row: in a loop over parts of it, if there is more than one step."""
     axis, number = Axis(unpacked.ranges, plan.step), len(plan.tile)
@@ -563,19 +441,12 @@ class _Pair:
     other: UOp | None
 
 
-_Raw = tuple[int, Steps, int, int | None, int]
-"""A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
-
-
-class _Sum:
+class _Sum(Words):
     """What a thread makes of the words of one step, written into a frame."""
 
-    def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame, tables: _Tables) -> None:
-        self.plan, self.unpacked, self.frame, self.tables = plan, unpacked, frame, tables
-        self.root = frame.outermost()
-        self.policies = {load.access.buffer.slot: load.eviction for load in plan.loads if load.eviction}
-        self.words: dict[Word, Block] = {}
-        self.wide: dict[Word, str] = {}
+    def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame, tables: Tables) -> None:
+        super().__init__(unpacked, frame, {one.access.buffer.slot: one.eviction for one in plan.loads if one.eviction})
+        self.plan, self.tables = plan, tables
         self.known: dict[UOp, Block] = {}
         self.pairs: dict[UOp, _Pair] = {}  # entries of tables that are copied
         self.signs: dict[UOp, Field] = {}  # of such entries, by what their signs are turned round
@@ -596,94 +467,6 @@ class _Sum:
         return total
 
     # ---- loads
-
-    def _fetched(self) -> dict[_Raw, Block]:
-        """Loads all words: those of one address but for a constant as wide as they are aligned."""
-        found: dict[_Raw, Block] = {}
-        for (slot, steps, nbytes), numbers in self.unpacked.aligned.items():
-            pointer, axes = self._moved(self._words_of(slot, nbytes), dict(steps), slot)
-            most = most_together(steps, nbytes)
-            mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
-            for number, text in self._neighbours(pointer, axes, mask, numbers, most, slot, "word"):
-                found[slot, steps, nbytes, None, number] = Block(text, f"uint{8 * nbytes}", axes)
-        for (slot, steps, first), nbytes in self.unpacked.anywhere.items():
-            for number, block in enumerate(self._fetch_anywhere(slot, steps, first, nbytes)):
-                found[slot, steps, WORD_BYTES, first, number] = block
-        return found
-
-    def _load_words(self) -> None:
-        """Makes the words of what is loaded."""
-        raw = self._fetched()
-        for word in self.unpacked.words:
-            if word.anywhere is None:
-                block = raw[word.slot, word.steps, word.nbytes, None, word.number]
-                self.words[word] = self._down(block, word.moved)
-                continue
-            key = word.slot, word.steps, word.nbytes, word.anywhere
-            low = raw[(*key, word.number)]
-            high = raw.get((*key, word.number + 1), low)
-            amount = self._bits_before(word.steps, word.anywhere)
-            self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
-            text = f"_from_byte({low.text}, {high.text}, {amount.text})"
-            self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
-
-    def _words_of(self, slot: int, nbytes: int) -> str:
-        """The pointer of a buffer's words."""
-        pointer, type_ = self.frame.buffer(slot), f"uint{8 * nbytes}"
-        if type_ == TYPES[_buffer(self.frame, slot).dtype]:
-            return pointer
-        return self.root.lines.name(f"{pointer}.to(tl.pointer_type(tl.{type_}))", f"p{slot}_words")
-
-    def _down(self, block: Block, moved: Steps) -> Block:
-        """A word moved down by what ranges say."""
-        if not moved:
-            return block
-        amount = self._sum_of(moved)
-        return self.frame.new(f"{block.text} >> {amount.text}", block.type, block.axes | amount.axes)
-
-    def _sum_of(self, steps: Steps) -> Block:
-        """A sum of ranges times constants."""
-        total: Block | None = None
-        for axis, step in steps:
-            one = self.frame.value(axis)
-            one = one if step == 1 else self.frame.new(f"{one.text} * {step}", "int32", one.axes)
-            total = (
-                one if total is None else self.frame.new(f"{total.text} + {one.text}", "int32", total.axes | one.axes)
-            )
-        assert total is not None
-        return total
-
-    def _fetch_anywhere(self, slot: int, steps: Steps, first: int, nbytes: int) -> Iterator[Block]:
-        """The aligned words around so many bytes that begin anywhere."""
-        count = raw_words(nbytes, math.gcd(WORD_BYTES, first, *(step for _, step in steps)))
-        whole = {axis: step // WORD_BYTES for axis, step in steps if step // WORD_BYTES}
-        pointer, axes = self._moved(self._words_of(slot, WORD_BYTES), whole, slot)
-        begin, amount = self._begin(steps, first), self._bits_before(steps, first)
-        place = self.frame.new(f"{begin.text} // {WORD_BYTES}", "int32", begin.axes)
-        axes |= begin.axes
-        pointer = self.frame.new(f"{pointer} + {place.text}", "pointer", axes).text
-        mask = self.frame.mask_of(axes, [axis for axis, _ in steps])
-        own = f", mask={self.frame.all_of(mask)}, other=0" if mask else ""
-        for number in range(count):
-            at = f"{pointer} + {number}" if number else pointer
-            if nbytes <= WORD_BYTES * number:  # of what begins early nothing is in it, and it may be of no buffer
-                bits = 8 * (WORD_BYTES * number - nbytes)
-                reached = self.frame.new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
-                own = f", mask={self.frame.all_of([*mask, reached.text])}, other=0"
-            yield self.frame.new(f"tl.load({at}{own}{self._policy(slot)})", "uint32", axes, f"p{slot}_word")
-
-    def _begin(self, steps: Steps, first: int) -> Block:
-        """At which byte of an aligned word, or of those after it, words begin."""
-        begin = self._sum_of(tuple((axis, step % WORD_BYTES) for axis, step in steps if step % WORD_BYTES))
-        return self.frame.new(f"{begin.text} + {first}", "int32", begin.axes) if first else begin
-
-    def _bits_before(self, steps: Steps, first: int) -> Block:
-        """How many bits of the first aligned word stand before them."""
-        begin = self._begin(steps, first)
-        return self.frame.new(f"{begin.text} % {WORD_BYTES} * 8", "int32", begin.axes)
-
-    def _policy(self, slot: int) -> str:
-        return f', eviction_policy="{self.policies[slot]}"' if slot in self.policies else ""
 
     def _load_others(self) -> None:
         """All that is read in each step and is no word; neighbours together. What is the same for all steps is read by
@@ -844,31 +627,18 @@ class _Sum:
         pointer = self.frame.new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
         return pointer.text, place.axes
 
-    def _moved(self, pointer: str, steps: Mapping[UOp | None, int], slot: int) -> tuple[str, frozenset[int]]:
-        """A pointer at an address that steps so, what changes least added first."""
-        wide = "int64" if _buffer(self.frame, slot).size >= 1 << 31 else "int32"
-        axes = frozenset[int]()
-        for _, block in sorted(self.frame.parts(steps, wide), key=lambda part: 0 in part[1].axes):
-            axes |= block.axes
-            if block.constant != 0:
-                pointer = self.frame.new(f"{pointer} + {block.text}", "pointer", axes, "at").text
-        return pointer, axes
-
     def _neighbours(
         self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
     ) -> Iterator[tuple[int, str]]:
-        """Loads the elements at some constants from a pointer, up to `most` neighbours at once."""
-        frame, policy = self.frame, self._policy(slot)
+        """Up to `most` neighbours at once."""
         for first, count in together(numbers, most):
-            at = f"{pointer} + {first}" if first else pointer
-            name = f"p{slot}_{hint}"
             if count == 1 or not axes:
-                own = f", mask={frame.all_of(mask)}, other=0" if mask and axes else ""
-                for number in range(first, first + count):
-                    at = f"{pointer} + {number}" if number else pointer
-                    yield number, frame.lines.name(f"tl.load({at}{own}{policy})", name)
+                alone = set(range(first, first + count))
+                yield from super()._neighbours(pointer, axes, mask, alone, 1, slot, hint)
                 continue
-            yield from zip(range(first, first + count), self._vector(at, axes, mask, count, policy, name), strict=True)
+            at, name = f"{pointer} + {first}" if first else pointer, f"p{slot}_{hint}"
+            texts = self._vector(at, axes, mask, count, self._policy(slot), name)
+            yield from zip(range(first, first + count), texts, strict=True)
 
     def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
         """Some neighbours in one load, each as a block."""
@@ -1014,12 +784,6 @@ class _Sum:
         bits = self.frame.new(f"{bits.text} ^ ({sign} & {1 << SIGN_BIT})", "uint32", axes, "bits")
         return self.frame.new(f"{bits.text}.to(tl.float32, bitcast=True)", "float32", axes)
 
-    def _times(self, one: Block, other: Block) -> Block:
-        return self.frame.new(f"{one.text} * {other.text}", "float32", one.axes | other.axes)
-
-    def _plus(self, one: Block, other: Block) -> Block:
-        return self.frame.new(f"{one.text} + {other.text}", "float32", one.axes | other.axes)
-
     def _float(self, node: UOp) -> Block:
         """A factor as float32."""
         if node not in self.known:
@@ -1033,187 +797,6 @@ class _Sum:
             return self._exactly(linear)
         self._bind(node)
         return self.frame.cast(self.frame.value(node), "float32")
-
-    def _linear(self, node: UOp) -> Linear | None:
-        """A factor as fields times powers of two; None of any other."""
-        linear = None
-        if node.op is Ops.CAST and dtypes.is_float(node.dtype) and not dtypes.is_float(node.src[0].dtype):
-            linear = self.unpacked.linear(node.src[0])
-        elif node.op is Ops.WHERE:
-            linear = self._chosen(node)
-        if linear is None or not linear.terms:
-            return None
-        return (
-            linear
-            if all(is_power_of_two(abs(times)) and one.width <= EXACT_BITS for one, times in linear.terms)
-            else None
-        )
-
-    def _chosen(self, node: UOp) -> Linear | None:
-        """One of two whole numbers by a bit, as a number times that bit."""
-        condition, one, other = node.src
-        if condition.op is not Ops.CMPNE or any(n.op is not Ops.CONST or is_invalid(n) for n in (one, other)):
-            return None
-        bit, zero = condition.src
-        found = self.unpacked.linear(bit) if zero.op is Ops.CONST and zero.arg == 0 else None
-        whole = all(float(n.arg).is_integer() for n in (one, other))
-        if found is None or found.constant or len(found.terms) != 1 or found.bounds != (0, 1) or not whole:
-            return None
-        return found * (int(one.arg) - int(other.arg)) + Linear(int(other.arg))
-
-    def _exactly(self, linear: Linear) -> Block:
-        """A sum of fields as a float: they are put into the fraction of 2^23, and that taken away. Both are exact."""
-        constant, fields = _without_signs(linear)
-        total: Block | None = None
-        for together in _side_by_side(fields):
-            (field, factor, flipped), *others = together
-            bits, shift, axes = self._in_place(field, flipped=flipped)
-            for other, times, _ in others:
-                bits = self._beside(bits, other, shift + (times // factor).bit_length() - 1)
-                axes |= self.words[other.word].axes
-            number = self.frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
-            scale = factor / (1 << shift)
-            number = number if scale == 1 else self.frame.new(f"{number.text} * {scale!r}", "float32", axes)
-            offset = ONE * scale
-            if total is None and _is_exact(offset - constant):
-                offset, constant = offset - constant, 0
-            number = self.frame.new(f"{number.text} - {offset!r}", "float32", axes)
-            total = number if total is None else self._plus(total, number)
-        assert total is not None
-        return total if not constant else self.frame.new(f"{total.text} + {float(constant)!r}", "float32", total.axes)
-
-    def _shifted(self, text: str, moved: int) -> str:
-        """A word moved up, or down."""
-        if not moved:
-            return text
-        return self.frame.lines.name(f"{text} << {moved}" if moved > 0 else f"{text} >> {-moved}", "word")
-
-    def _masked(self, text: str, mask: int) -> str:
-        """Some bits of a word beside those of 2^23."""
-        if not self.frame.writer.ptx:
-            return self.frame.lines.name(f"{self.frame.lines.name(f'{text} & {mask}', 'bits')} | {MAGIC}", "bits")
-        self.frame.writer.helpers[f"_bits_{mask}"] = _BITS.format(mask=mask, power=MAGIC)
-        return self.frame.lines.name(f"_bits_{mask}({text})", "bits")
-
-    def _beside(self, bits: str, field: Field, place: int) -> str:
-        """Bits of a float with those of another field from a place on."""
-        text = self._shifted(self._as_32(field.word), place - field.shift)
-        mask = field.most << place
-        if not self.frame.writer.ptx:
-            return self.frame.lines.name(f"{bits} | ({text} & {mask})", "bits")
-        self.frame.writer.helpers[f"_with_{mask}"] = _WITH.format(mask=mask)
-        return self.frame.lines.name(f"_with_{mask}({bits}, {text})", "bits")
-
-    def _in_place(self, field: Field, *, flipped: bool) -> tuple[str, int, frozenset[int]]:
-        """The bits of a float of 2^23 and a field, where that stands in its word, and from which bit on."""
-        word = self.words[field.word]
-        text, shift = self._as_32(field.word), field.shift
-        if flipped:
-            signs = sum(0x80 << place for place in range(0, 8 * field.word.nbytes, 8))
-            text = self.frame.lines.name(f"{text} ^ {signs}", "word")
-        if shift + field.width > EXACT_BITS:
-            moved = 16 if shift >= 16 and shift + field.width - 16 <= EXACT_BITS else shift
-            text, shift = self._shifted(text, -moved), shift - moved
-        mask = field.most << shift
-        if shift == 0 and field.width == 8 * field.word.nbytes:
-            return self.frame.lines.name(f"{text} | {MAGIC}", "bits"), shift, word.axes
-        return self._masked(text, mask), shift, word.axes
-
-    def _as_32(self, word: Word) -> str:
-        """A word in 32 bits."""
-        if word not in self.wide:
-            block = self.words[word]
-            self.wide[word] = self.frame.cast(block, "uint32").text
-        return self.wide[word]
-
-    def _bind(self, node: UOp) -> None:
-        """Binds what a value is made of words, so that the frame can write the rest. What is the same for all steps is
-        written before the loop, where there are no words yet: as any other value."""
-        waiting, seen = [node], set[UOp]()
-        while waiting:
-            one = waiting.pop()
-            if one in seen or self.frame.home(one) is not self.frame:
-                continue
-            seen.add(one)
-            linear = self.unpacked.linear(one) if one.op is not Ops.CONST else None
-            if linear is not None and linear.terms:
-                if one not in self.frame.bound:
-                    self.frame.bound[one] = self.frame.values[one] = self._integer(linear, one)
-            else:
-                waiting.extend(() if one.op is Ops.INDEX else one.src)
-
-    def _integer(self, linear: Linear, node: UOp) -> Block:
-        """A sum of fields as an integer of a value's type."""
-        type_ = compute_type(node)
-        (first, times), *others = linear.terms
-        word = self.words[first.word]
-        if (
-            not others
-            and not linear.constant
-            and times == 1
-            and not first.shift
-            and first.width == 8 * first.word.nbytes
-        ):
-            return self.frame.cast(word, type_)
-        low, high = linear.bounds
-        wide = "int32" if low >= -(1 << 31) and high < 1 << 31 else "int64"
-        total = Block(repr(linear.constant), wide, constant=linear.constant)
-        for field, factor in linear.terms:
-            block = self.words[field.word]
-            text = self._as_32(field.word)
-            text = self._shifted(text, -field.shift)
-            if field.shift + field.width < 8 * field.word.nbytes:
-                text = self.frame.lines.name(f"{text} & {field.most}", "bits")
-            part = self.frame.cast(Block(text, "uint32", block.axes), wide)
-            if factor != 1:
-                part = self.frame.new(f"{part.text} * {factor}", wide, part.axes)
-            total = (
-                part
-                if total.constant == 0
-                else self.frame.new(f"{total.text} + {part.text}", wide, part.axes | total.axes)
-            )
-        return self.frame.cast(total, type_)
-
-
-_BITS = """
-@triton.jit
-def _bits_{mask}(word):
-    asm: tl.constexpr = "lop3.b32 $0, $1, {mask}, {power}, 0xEA;"
-    return tl.inline_asm_elementwise(asm, "=r,r", [word], dtype=tl.uint32, is_pure=True, pack=1)
-"""
-"""Some bits of a word beside those of 2^23, in one instruction: the compiler takes two."""
-
-_WITH = """
-@triton.jit
-def _with_{mask}(bits, word):
-    asm: tl.constexpr = "lop3.b32 $0, $2, {mask}, $1, 0xEA;"
-    return tl.inline_asm_elementwise(asm, "=r,r,r", [bits, word], dtype=tl.uint32, is_pure=True, pack=1)
-"""
-"""Some bits of a word beside others."""
-
-_TABLE = """
-@triton.jit
-def _table_of_{nbytes}(number):
-    asm: tl.constexpr = "{{ .shared .align 16 .b8 entries[{nbytes}]; mov.u32 $0, entries; }}"
-    return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
-"""
-"""The address of so many bytes of shared memory, which are of the program as long as it runs."""
-
-_PUT = """
-@triton.jit
-def _put(places, halves):
-    asm: tl.constexpr = "st.shared.v2.b32 [$1], {$5, $6}; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r", [places, halves], dtype=tl.int8, is_pure=False, pack=4)
-"""
-"""Stores four neighbours at the address of the first."""
-
-_COPIED = """
-@triton.jit
-def _copied(table):
-    asm: tl.constexpr = "bar.sync 0; mov.u32 $0, $1;"
-    return tl.inline_asm_elementwise(asm, "=r,r", [table], dtype=tl.int32, is_pure=False, pack=1)
-"""
-"""A table's address, once all threads have stored what they copy of it: who has it may read there."""
 
 
 def _entries_helper(name: str, first: int, count: int) -> str:
@@ -1286,55 +869,3 @@ def {name}(entries, index):
 """
 """The entry with a number, of a table that neighbouring lanes hold. To load each takes a turn of the L1 cache, which
 binds these products."""
-
-_FUNNEL = """
-@triton.jit
-def _from_byte(low, high, amount):
-    asm: tl.constexpr = "shf.r.clamp.b32 $0, $1, $2, $3;"
-    return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
-"""
-_PLAIN_FUNNEL = """
-@triton.jit
-def _from_byte(low, high, amount):
-    return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> amount.to(tl.uint64)).to(tl.uint32)
-"""
-"""The word that begins so many bits above the beginning of the first of two."""
-
-
-def _without_signs(linear: Linear) -> tuple[int, list[tuple[Field, int, bool]]]:
-    """Fields and their factors, of which a byte with a sign is one with its last bit turned round, and 128 less."""
-    constant, terms = linear.constant, dict(linear.terms)
-    found = []
-    for field, factor in linear.terms:
-        sign = Field(field.word, field.shift + 7, 1)
-        if field.width == 7 and field.shift % 8 == 0 and terms.get(sign) == -128 * factor:
-            found.append((Field(field.word, field.shift, 8), factor, True))
-            constant -= 128 * factor
-            terms.pop(sign)
-            terms.pop(field)
-    found += [(field, factor, False) for field, factor in terms.items()]
-    return constant, found
-
-
-def _side_by_side(fields: list[tuple[Field, int, bool]]) -> list[list[tuple[Field, int, bool]]]:
-    """Fields in groups, of which each is one number: the first stands lowest in it, and none of them overlap."""
-    found: list[list[tuple[Field, int, bool]]] = []
-    for one in sorted(fields, key=lambda of: (of[1] < 0, abs(of[1]))):
-        field, factor, flipped = one
-        for group in found:
-            (first, least, turned), *_ = group
-            last, most, _ = group[-1]
-            low = factor // least if factor > 0 and least > 0 and not flipped and not turned else 0
-            base = first.shift if first.shift + first.width <= EXACT_BITS else first.shift - 16
-            fits = low >= (most // least) << last.width and base + low.bit_length() - 1 + field.width <= EXACT_BITS
-            if low and base >= 0 and fits:
-                group.append(one)
-                break
-        else:
-            found.append([one])
-    return found
-
-
-def _is_exact(number: float) -> bool:
-    """Whether float32 has a number."""
-    return float(np.float32(number)) == number

@@ -1,0 +1,146 @@
+"""Tables that a program of packed products holds: in shared memory as float16, or in registers as bytes.
+
+They are copied once, before a program goes through its rows, and are used where every entry is such a number, which is
+seen as they are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.packed import SMALL_TABLE, WORD_BYTES
+from kcg.kernel.tile.emit import TYPES, Block, Frame
+from kcg.kernel.tile.tiles import power_of_two
+from kcg.kernel.tile.unpack import MAGIC, ONE, buffer_of
+
+if TYPE_CHECKING:
+    from kcg.kernel.tile.packed import PackedPlan
+
+BIAS, BYTE_ENTRIES = 128, 16  # of a table that is held as bytes
+HALF_BYTES = 2  # of a table's entry in shared memory
+COPIED = 32  # entries that a thread copies at once
+COPY_LAYOUT = "copied"
+LANES = SMALL_TABLE  # of a warp of NVIDIA's
+
+
+@dataclass(frozen=True)
+class Copy:
+    """How a table comes to shared memory: so many turns, of so many entries each."""
+
+    turns: int
+    at_once: int
+
+    @classmethod
+    def of(cls, plan: PackedPlan, entries: int) -> Copy:
+        at_once = min(power_of_two(entries), plan.threads * COPIED)
+        return cls(-(-entries // at_once), at_once)
+
+    @property
+    def padded(self) -> int:
+        """Entries, with those behind the last one."""
+        return self.turns * self.at_once
+
+    @property
+    def nbytes(self) -> int:
+        return HALF_BYTES * self.padded
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables that a program has copied: where each is in shared memory as float16, by its buffer; of those that are
+    held in registers as bytes their four words; and what is not 0 where an entry of any is no such number."""
+
+    places: Mapping[int, str]
+    words: Mapping[int, list[str]]
+    inexact: tuple[str, ...]
+
+
+NO_TABLES = Tables({}, {}, ())
+
+
+def copy_tables(plan: PackedPlan, kernel: TileKernel, root: Frame) -> Tables:
+    """Copies tables to shared memory, where entries that lie anywhere take a third of the time that the L1 cache needs
+    for them, and small ones to registers, where none has to come from another lane. Each is copied once: what is
+    written later waits for it."""
+    read = {load.buffer.slot for load in kernel.loads}
+    copied = {slot: _copy_table(plan, slot, root) for slot in plan.tables if slot in read}
+    held = {slot: _hold_table(slot, root) for slot in sorted(plan.in_bytes & read)}
+    inexact = (*(f"tl.max({wrong}, 0)" for _, wrong in copied.values()), *(wrong for _, wrong in held.values()))
+    places = {slot: table for slot, (table, _) in copied.items()}
+    return Tables(places, {slot: words for slot, (words, _) in held.items()}, inexact)
+
+
+def _hold_table(slot: int, root: Frame) -> tuple[list[str], str]:
+    """Loads a table as bytes, each 128 more than an entry is. Returns their words, and what is not 0 where an entry is
+    no whole number that a byte holds."""
+    lines, pointer, type_ = root.lines, root.buffer(slot), TYPES[buffer_of(root, slot).dtype]
+    wrong, words = "", list[str]()
+    for first in range(0, BYTE_ENTRIES, WORD_BYTES):
+        word = ""
+        for number in range(WORD_BYTES):
+            read = lines.name(f"tl.load({pointer} + {first + number})", "entry")
+            entry = root.cast(Block(read, type_), "float32")
+            near = lines.name(f"{entry.text} + {float(ONE + BIAS)}", "near")
+            bits = lines.name(f"{near}.to(tl.uint32, bitcast=True) ^ {MAGIC}", "bits")
+            is_whole = root.scalar_condition(f"{near} - {float(ONE + BIAS)} == {entry.text}")
+            own = lines.name(f"tl.where({is_whole}, {bits}, 256)", "wrong")
+            wrong = lines.name(f"{wrong} | {own}", "wrong") if wrong else own
+            word = lines.name(f"{word} | ({bits} << {8 * number})", "word") if word else bits
+        words.append(word)
+    return words, f"({wrong} >> 8).to(tl.int32)"
+
+
+def _copy_table(plan: PackedPlan, slot: int, root: Frame) -> tuple[str, str]:
+    """Copies one. Returns where it is, and which threads have seen an entry that float16 does not have."""
+    lines, writer, entries = root.lines, root.writer, plan.tables[slot]
+    copy, buffer, layout = Copy.of(plan, entries), root.buffer(slot), ""
+    if root.layout:
+        layout = f", {COPY_LAYOUT}"
+        writer.helpers[COPY_LAYOUT] = (
+            f"{COPY_LAYOUT} = gl.constexpr(gl.BlockedLayout([4], [{LANES}], [{plan.num_warps}], [0]))\n"
+        )
+    table = buffer
+    if writer.ptx:
+        writer.helpers[f"_table_of_{copy.nbytes}"] = _TABLE.format(nbytes=copy.nbytes)
+        writer.helpers |= {"_put": _PUT, "_copied": _COPIED}
+        table = lines.name(f"_table_of_{copy.nbytes}({slot})", "table")
+    inexact, at = writer.fresh("inexact"), lines.name(f"tl.arange(0, {copy.at_once}{layout})", "entries")
+    lines.add(f"{inexact} = tl.zeros([{copy.at_once}], tl.int32{layout})")
+    for turn in range(copy.turns):
+        place = lines.name(f"{at} + {turn * copy.at_once}", "entries") if turn else at
+        mask = f", mask={place} < {entries}, other=0" if copy.padded > entries else ""
+        read = lines.name(f"tl.load({buffer} + {place}{mask})", "entries")
+        held = root.cast(Block(read, TYPES[buffer_of(root, slot).dtype]), "float32")
+        half = lines.name(f"{held.text}.to(tl.float16)", "half")
+        lines.add(f"{inexact} = tl.where({half}.to(tl.float32) == {held.text}, {inexact}, 1)")
+        if writer.ptx:
+            lines.add(f"_put({table} + {HALF_BYTES} * {place}, {half}.to(tl.uint16, bitcast=True))")
+    return (lines.name(f"_copied({table})", "table") if writer.ptx else table), inexact
+
+
+_TABLE = """
+@triton.jit
+def _table_of_{nbytes}(number):
+    asm: tl.constexpr = "{{ .shared .align 16 .b8 entries[{nbytes}]; mov.u32 $0, entries; }}"
+    return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
+"""
+"""The address of so many bytes of shared memory, which are of the program as long as it runs."""
+
+_PUT = """
+@triton.jit
+def _put(places, halves):
+    asm: tl.constexpr = "st.shared.v2.b32 [$1], {$5, $6}; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,r,r,r,r,r,r", [places, halves], dtype=tl.int8, is_pure=False, pack=4)
+"""
+"""Stores four neighbours at the address of the first."""
+
+_COPIED = """
+@triton.jit
+def _copied(table):
+    asm: tl.constexpr = "bar.sync 0; mov.u32 $0, $1;"
+    return tl.inline_asm_elementwise(asm, "=r,r", [table], dtype=tl.int32, is_pure=False, pack=1)
+"""
+"""A table's address, once all threads have stored what they copy of it: who has it may read there."""
