@@ -21,7 +21,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -33,6 +33,8 @@ import numpy as np
 import typer
 
 from evaluation.pytorch import comparing
+from evaluation.pytorch.prompts import prompt_row
+from evaluation.pytorch.timing import Call, chosen, in_turns
 from evaluation.rows import Row, Rows, rounded
 from kcg.cli import run_script
 from kcg.errors import DeviceError, UsageError
@@ -56,16 +58,15 @@ ROWS_UNIT = 4096
 OF_CACHE = 4.2  # times the L2 cache that copies of the weights are together
 NOMINAL = 3.35e12  # bytes a second of an H100
 CAPTURING = 4  # steps that TinyJit captures in, and the first of its graph
-ROUNDS, LOOPS = 10, 3  # timings of each, in turns; times that a graph goes through all copies
 CHECKED = 16  # rows
 SHORT = "60 s"  # the budget whose result is compared with that of the usual one
 FAR = 2e-3  # of the outputs' size: terms are rounded to float16 by tinygrad's kernel, or are not
 IQ = ("iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
 FIRST = ("q8_0", "q4_k", "q6_k", "q4_0", "mxfp4")
+BESIDE = (*IQ, "mxfp4")  # of many vectors tinygrad makes their weights in a kernel of its own
 KINDS = (*FIRST, *(kind for kind in FORMATS if kind not in (*FIRST, "f16", "f32")))
 ROWS_AND_WARPS = ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))
 READERS = tuple(product((4, 8, 16), (4, 8, 16)))  # blocks of 32 words of each thread, warps
-Call = Callable[[int], None]
 
 
 # ---- products
@@ -101,38 +102,6 @@ def compiled(region: Region, target: Target, p: TileParameters) -> Program | Non
         return compile_tile(region, schedule_of(p), target)
     except Exception:  # a program that fails is no contender
         return None
-
-
-def in_turns(calls: dict[str, Call], copies: int) -> dict[str, list[float]]:
-    """Seconds of each call, of some rounds: a graph of it goes through all copies of what it reads."""
-    import torch
-
-    graphs = {}
-    for name, call in calls.items():
-        for number in range(copies):
-            call(number)
-        torch.cuda.synchronize()
-        graphs[name] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[name]):
-            for number in [*range(copies)] * LOOPS:
-                call(number)
-        graphs[name].replay()
-    seen: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            seen[name].append(begin.elapsed_time(end) / 1e3 / (copies * LOOPS))
-    return seen
-
-
-def chosen(seen: dict[str, list[float]]) -> tuple[str, float]:
-    """The fastest by every other timing, and its median by the others."""
-    best = min(seen, key=lambda name: statistics.median(seen[name][::2]))
-    return best, statistics.median(seen[best][1::2])
 
 
 def readers(words: Sequence[Any]) -> dict[str, Call]:
@@ -338,6 +307,9 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
     iq = [share for kind, share in shares.items() if kind in IQ]
     figures |= {"others_of_read_min": min(others)} if others else {}
     figures |= {"iq_of_read_min": min(iq)} if iq else {}
+    for name in ("vs_dense", "vs_scratch"):
+        if every := [row[name] for key, row in rows.items() if key.startswith("prompt ") and name in row]:
+            figures[f"prefill_{name}_min"] = min(every)
     tokens = {row["preset"]: row for key, row in rows.items() if "preset" in row and ", " not in key}
     for preset, name in (("qwen-8b-q4_k_m", "qwen_q4"), ("qwen-8b-q8_0", "qwen_q8")):
         if preset in tokens:
@@ -354,7 +326,7 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="products, tokens, torch; with commas between")] = "products",
+    only: Annotated[str, typer.Option(help="products, prompts, tokens, torch; with commas between")] = "products",
     kinds: Annotated[str, typer.Option(help="formats, with commas between")] = ",".join(KINDS),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json of kcg optimize llm")] = None,
     tokens: Annotated[int, typer.Option(help="tokens that are timed")] = 40,
@@ -386,6 +358,14 @@ def main(
                 if rows.wanted(key := f"product {kind}"):
                     rows.add(key, row := product_row(kind, target, pool))
                     typer.echo(f"{key}: {row.get('of_read', row.get('reason'))} of the read, {row.get('program')}")
+    if "prompts" in only.split(","):
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            for kind in kinds.split(","):
+                if kind not in BESIDE and rows.wanted(key := f"prompt {kind}"):
+                    rows.add(key, row := prompt_row(kind, target, pool))
+                    typer.echo(
+                        f"{key}: {row.get('vs_dense', row.get('reason'))} of the dense one, {row.get('program')}"
+                    )
     if "tokens" in only.split(","):
         for path in result or []:
             row = token_row(path, tokens)
