@@ -32,9 +32,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from evaluation.pytorch import comparing
+from evaluation.pytorch import beam_token, comparing
 from evaluation.pytorch.prompts import prompt_row
-from evaluation.pytorch.timing import Call, chosen, in_turns
+from evaluation.pytorch.timing import CAPTURING, Call, chosen, in_turns, token_s
 from evaluation.rows import Row, Rows, rounded
 from kcg.cli import run_script
 from kcg.errors import DeviceError, UsageError
@@ -57,7 +57,7 @@ INPUTS = 4096
 ROWS_UNIT = 4096
 OF_CACHE = 4.2  # times the L2 cache that copies of the weights are together
 NOMINAL = 3.35e12  # bytes a second of an H100
-CAPTURING = 4  # steps that TinyJit captures in, and the first of its graph
+OWN_TOKENS = 8  # with tinygrad's own schedules
 CHECKED = 16  # rows
 SHORT = "60 s"  # the budget whose result is compared with that of the usual one
 FAR = 2e-3  # of the outputs' size: terms are rounded to float16 by tinygrad's kernel, or are not
@@ -230,8 +230,6 @@ def expected_of(kind: str, blocks: np.ndarray, vector: np.ndarray) -> np.ndarray
 
 def token_row(result: Path, tokens: int) -> Row:
     """A result's whole token, and tinygrad's own, by the host's clock."""
-    from tinygrad import TinyJit
-
     from kcg.handover.tuned import scheduling
     from kcg.report.result import read_result
     from kcg.workloads.llm import llm_config, runnable
@@ -240,22 +238,9 @@ def token_row(result: Path, tokens: int) -> Row:
     if found.workload != "llm":
         raise UsageError(f"{result} is no result of the workload llm")
     step = runnable(llm_config(found.preset), 0)
-    position, begin = step.inputs["start_pos"].unbind()
-    others = {name: value for name, value in step.inputs.items() if name != "start_pos"}
-
-    def taken(count: int) -> float:
-        # what does not change is no argument, as in an application: a graph would set it anew for each token
-        run, seconds = TinyJit(lambda start_pos: step.run(**others, start_pos=start_pos)), []
-        for number in range(CAPTURING + count):
-            begun = time.perf_counter()
-            token, *_ = run(start_pos=position.bind(begin + number))
-            token.item()
-            seconds.append(time.perf_counter() - begun)
-        return statistics.median(seconds[CAPTURING:])
-
     with scheduling(found, changed_only=True):
-        tuned = taken(tokens)
-    own = taken(8)
+        tuned = token_s(step, tokens)
+    own = token_s(step, OWN_TOKENS)
     return {
         "preset": found.preset, "budget": found.budget, "token_s": rounded(tuned), "own_token_s": rounded(own),
         "tokens_per_s": rounded(1 / tuned),
@@ -310,10 +295,12 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
     for name in ("vs_dense", "vs_scratch"):
         if every := [row[name] for key, row in rows.items() if key.startswith("prompt ") and name in row]:
             figures[f"prefill_{name}_min"] = min(every)
-    tokens = {row["preset"]: row for key, row in rows.items() if "preset" in row and ", " not in key}
+    tokens = {row["preset"]: row for key, row in rows.items() if key.startswith("token ") and ", " not in key}
     for preset, name in (("qwen-8b-q4_k_m", "qwen_q4"), ("qwen-8b-q8_0", "qwen_q8")):
         if preset in tokens:
             figures[f"{name}_tokens_per_s"] = tokens[preset]["tokens_per_s"]
+    if "tokens_per_s" in (beam := rows.get("beam qwen-8b-q4_k_m", {})):
+        figures["qwen_q4_beam_tokens_per_s"] = beam["tokens_per_s"]
     if "llama-1b-f16" in tokens:
         figures["llama_1b_ms"] = rounded(tokens["llama-1b-f16"]["token_s"] * 1e3)
         figures["result_s"] = tokens["llama-1b-f16"]["result_s"]
@@ -326,11 +313,12 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="products, prompts, tokens, torch; with commas between")] = "products",
+    only: Annotated[str, typer.Option(help="products, prompts, tokens, beam, torch; with commas between")] = "products",
     kinds: Annotated[str, typer.Option(help="formats, with commas between")] = ",".join(KINDS),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json of kcg optimize llm")] = None,
     tokens: Annotated[int, typer.Option(help="tokens that are timed")] = 40,
     with_budget: Annotated[bool, typer.Option("--with-budget", help="in a token's row of its own")] = False,
+    beam: Annotated[str, typer.Option(help="presets whose token tinygrad's BEAM searches")] = "qwen-8b-q4_k_m",
     workers: Annotated[int, typer.Option(help="processes that compile")] = 8,
     budget: comparing.Budget = "",
     again: comparing.Again = False,
@@ -371,6 +359,11 @@ def main(
             row = token_row(path, tokens)
             rows.add(", ".join([f"token {row['preset']}", *([row["budget"]] if with_budget else [])]), row)
             typer.echo(f"token {row['preset']}: {row['token_s'] * 1e3:.2f} ms, {row['tokens_per_s']:.0f} a second")
+    if "beam" in only.split(","):
+        for preset in beam.split(","):
+            if rows.wanted(key := f"beam {preset}"):
+                rows.add(key, row := beam_token.row(preset))
+                typer.echo(f"{key}: {row.get('tokens_per_s', row.get('reason'))} tokens a second")
     if "torch" in only.split(",") and rows.wanted(TORCH):
         rows.add(TORCH, row := torch_row(tokens))
         typer.echo(f"{TORCH}: {row['token_s'] * 1e3:.2f} ms, ready after {row['ready_s']:.0f} s")

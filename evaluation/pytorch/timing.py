@@ -1,10 +1,17 @@
-"""Timing of launches on an NVIDIA GPU: CUDA graphs of contenders in turns, each through copies of what it reads."""
+"""Timing on an NVIDIA GPU: CUDA graphs of contenders in turns, each through copies of what it reads; and a token of a
+model, by the host's clock."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from kcg.workloads.family import Step
+
+CAPTURING = 4  # steps that TinyJit captures in, and the first of its graph
 ROUNDS, LOOPS = 10, 3  # timings of each, in turns; times that a graph goes through all copies
 Call = Callable[[int], None]
 
@@ -39,3 +46,19 @@ def chosen(seen: dict[str, list[float]]) -> tuple[str, float]:
     """The fastest by every other timing, and its median by the others."""
     best = min(seen, key=lambda name: statistics.median(seen[name][::2]))
     return best, statistics.median(seen[best][1::2])
+
+
+def token_s(step: Step, tokens: int) -> float:
+    """Seconds of a token, the median of so many that follow each other, each of which is waited for."""
+    from tinygrad import TinyJit
+
+    position, begin = step.inputs["start_pos"].unbind()
+    others = {name: value for name, value in step.inputs.items() if name != "start_pos"}
+    # what does not change is no argument, as in an application: a graph would set it anew for each token
+    run, seconds = TinyJit(lambda start_pos: step.run(**others, start_pos=start_pos)), []
+    for number in range(CAPTURING + tokens):
+        begun = time.perf_counter()
+        token, *_ = run(start_pos=position.bind(begin + number))
+        token.item()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds[CAPTURING:])
