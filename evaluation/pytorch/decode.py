@@ -21,7 +21,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import product
@@ -32,7 +32,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from evaluation.pytorch import comparing
+from evaluation.pytorch import beam_token, comparing
+from evaluation.pytorch.prompts import prompt_row
+from evaluation.pytorch.timing import CAPTURING, Call, chosen, in_turns, token_s
 from evaluation.rows import Row, Rows, rounded
 from kcg.cli import run_script
 from kcg.errors import DeviceError, UsageError
@@ -55,19 +57,18 @@ INPUTS = 4096
 ROWS_UNIT = 4096
 OF_CACHE = 4.2  # times the L2 cache that copies of the weights are together
 NOMINAL = 3.35e12  # bytes a second of an H100
-CAPTURING = 4  # steps that TinyJit captures in, and the first of its graph
-ROUNDS, LOOPS = 10, 3  # timings of each, in turns; times that a graph goes through all copies
+OWN_TOKENS = 8  # with tinygrad's own schedules
 CHECKED = 16  # rows
 SHORT = "60 s"  # the budget whose result is compared with that of the usual one
 FAR = 2e-3  # of the outputs' size: terms are rounded to float16 by tinygrad's kernel, or are not
 IQ = ("iq2_s", "iq3_xxs", "iq3_s", "iq4_xs")
 FIRST = ("q8_0", "q4_k", "q6_k", "q4_0", "mxfp4")
+BESIDE = (*IQ, "mxfp4")  # of many vectors tinygrad makes their weights in a kernel of its own
 KINDS = (*FIRST, *(kind for kind in FORMATS if kind not in (*FIRST, "f16", "f32")))
 ROWS_AND_WARPS = ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))
 SHARING = ((8, 2), (8, 4), (16, 4), (32, 4), (16, 8), (32, 8), (64, 8))
 """The same of programs whose warps have rows of their own and share a table: there are none without one."""
 READERS = tuple(product((4, 8, 16), (4, 8, 16)))  # blocks of 32 words of each thread, warps
-Call = Callable[[int], None]
 
 
 # ---- products
@@ -105,38 +106,6 @@ def compiled(region: Region, target: Target, p: TileParameters) -> Program | Non
         return compile_tile(region, schedule_of(p), target)
     except Exception:  # a program that fails is no contender
         return None
-
-
-def in_turns(calls: dict[str, Call], copies: int) -> dict[str, list[float]]:
-    """Seconds of each call, of some rounds: a graph of it goes through all copies of what it reads."""
-    import torch
-
-    graphs = {}
-    for name, call in calls.items():
-        for number in range(copies):
-            call(number)
-        torch.cuda.synchronize()
-        graphs[name] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[name]):
-            for number in [*range(copies)] * LOOPS:
-                call(number)
-        graphs[name].replay()
-    seen: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, graph in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            seen[name].append(begin.elapsed_time(end) / 1e3 / (copies * LOOPS))
-    return seen
-
-
-def chosen(seen: dict[str, list[float]]) -> tuple[str, float]:
-    """The fastest by every other timing, and its median by the others."""
-    best = min(seen, key=lambda name: statistics.median(seen[name][::2]))
-    return best, statistics.median(seen[best][1::2])
 
 
 def readers(words: Sequence[Any]) -> dict[str, Call]:
@@ -265,8 +234,6 @@ def expected_of(kind: str, blocks: np.ndarray, vector: np.ndarray) -> np.ndarray
 
 def token_row(result: Path, tokens: int) -> Row:
     """A result's whole token, and tinygrad's own, by the host's clock."""
-    from tinygrad import TinyJit
-
     from kcg.handover.tuned import scheduling
     from kcg.report.result import read_result
     from kcg.workloads.llm import llm_config, runnable
@@ -275,22 +242,9 @@ def token_row(result: Path, tokens: int) -> Row:
     if found.workload != "llm":
         raise UsageError(f"{result} is no result of the workload llm")
     step = runnable(llm_config(found.preset), 0)
-    position, begin = step.inputs["start_pos"].unbind()
-    others = {name: value for name, value in step.inputs.items() if name != "start_pos"}
-
-    def taken(count: int) -> float:
-        # what does not change is no argument, as in an application: a graph would set it anew for each token
-        run, seconds = TinyJit(lambda start_pos: step.run(**others, start_pos=start_pos)), []
-        for number in range(CAPTURING + count):
-            begun = time.perf_counter()
-            token, *_ = run(start_pos=position.bind(begin + number))
-            token.item()
-            seconds.append(time.perf_counter() - begun)
-        return statistics.median(seconds[CAPTURING:])
-
     with scheduling(found, changed_only=True):
-        tuned = taken(tokens)
-    own = taken(8)
+        tuned = token_s(step, tokens)
+    own = token_s(step, OWN_TOKENS)
     return {
         "preset": found.preset, "budget": found.budget, "token_s": rounded(tuned), "own_token_s": rounded(own),
         "tokens_per_s": rounded(1 / tuned),
@@ -342,10 +296,15 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
     iq = [share for kind, share in shares.items() if kind in IQ]
     figures |= {"others_of_read_min": min(others)} if others else {}
     figures |= {"iq_of_read_min": min(iq)} if iq else {}
-    tokens = {row["preset"]: row for key, row in rows.items() if "preset" in row and ", " not in key}
+    for name in ("vs_dense", "vs_scratch"):
+        if every := [row[name] for key, row in rows.items() if key.startswith("prompt ") and name in row]:
+            figures[f"prefill_{name}_min"] = min(every)
+    tokens = {row["preset"]: row for key, row in rows.items() if key.startswith("token ") and ", " not in key}
     for preset, name in (("qwen-8b-q4_k_m", "qwen_q4"), ("qwen-8b-q8_0", "qwen_q8")):
         if preset in tokens:
             figures[f"{name}_tokens_per_s"] = tokens[preset]["tokens_per_s"]
+    if "tokens_per_s" in (beam := rows.get("beam qwen-8b-q4_k_m", {})):
+        figures["qwen_q4_beam_tokens_per_s"] = beam["tokens_per_s"]
     if "llama-1b-f16" in tokens:
         figures["llama_1b_ms"] = rounded(tokens["llama-1b-f16"]["token_s"] * 1e3)
         figures["result_s"] = tokens["llama-1b-f16"]["result_s"]
@@ -358,11 +317,12 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="products, tokens, torch; with commas between")] = "products",
+    only: Annotated[str, typer.Option(help="products, prompts, tokens, beam, torch; with commas between")] = "products",
     kinds: Annotated[str, typer.Option(help="formats, with commas between")] = ",".join(KINDS),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json of kcg optimize llm")] = None,
     tokens: Annotated[int, typer.Option(help="tokens that are timed")] = 40,
     with_budget: Annotated[bool, typer.Option("--with-budget", help="in a token's row of its own")] = False,
+    beam: Annotated[str, typer.Option(help="presets whose token tinygrad's BEAM searches")] = "qwen-8b-q4_k_m",
     workers: Annotated[int, typer.Option(help="processes that compile")] = 8,
     budget: comparing.Budget = "",
     again: comparing.Again = False,
@@ -390,11 +350,24 @@ def main(
                 if rows.wanted(key := f"product {kind}"):
                     rows.add(key, row := product_row(kind, target, pool))
                     typer.echo(f"{key}: {row.get('of_read', row.get('reason'))} of the read, {row.get('program')}")
+    if "prompts" in only.split(","):
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            for kind in kinds.split(","):
+                if kind not in BESIDE and rows.wanted(key := f"prompt {kind}"):
+                    rows.add(key, row := prompt_row(kind, target, pool))
+                    typer.echo(
+                        f"{key}: {row.get('vs_dense', row.get('reason'))} of the dense one, {row.get('program')}"
+                    )
     if "tokens" in only.split(","):
         for path in result or []:
             row = token_row(path, tokens)
             rows.add(", ".join([f"token {row['preset']}", *([row["budget"]] if with_budget else [])]), row)
             typer.echo(f"token {row['preset']}: {row['token_s'] * 1e3:.2f} ms, {row['tokens_per_s']:.0f} a second")
+    if "beam" in only.split(","):
+        for preset in beam.split(","):
+            if rows.wanted(key := f"beam {preset}"):
+                rows.add(key, row := beam_token.row(preset))
+                typer.echo(f"{key}: {row.get('tokens_per_s', row.get('reason'))} tokens a second")
     if "torch" in only.split(",") and rows.wanted(TORCH):
         rows.add(TORCH, row := torch_row(tokens))
         typer.echo(f"{TORCH}: {row['token_s'] * 1e3:.2f} ms, ready after {row['ready_s']:.0f} s")

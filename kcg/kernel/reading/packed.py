@@ -333,14 +333,36 @@ def _packed_of(kernel: TileKernel, reduce: UOp) -> Packed | None:
 
 def _slots_of_words(loads: list[Access], summed: set[UOp], outputs: set[UOp]) -> frozenset[int]:
     """The buffers of integers that a sum's terms are read from, each byte of which is of few outputs."""
-    found = [
-        load
-        for load in loads
-        if load.buffer.dtype in BYTES and load.steps is not None and not load.gates and set(load.node.ranges) & summed
-    ]
+    found = [load for load in loads if _is_word(load) and set(load.node.ranges) & summed]
     if not any(set(load.node.ranges) & outputs for load in found):
         return frozenset()
     return frozenset(load.buffer.slot for load in found)
+
+
+# ---- products with many vectors, whose weights are unpacked for a tensor core
+
+
+def written_out(
+    operands: Sequence[Sequence[UOp]], ranges: tuple[UOp, ...], size: int, least: int
+) -> tuple[tuple[Unpacked, ...], int]:
+    """The factors of each operand of a product over the ranges of its sum, of which a step has `size` terms, in blocks
+    of terms that lie beside each other: at least so many. Ranges that choose shifts, masks or factors are written out,
+    as far as a step has all choices. A term is a sink of the factors. Also gives how many terms a block has."""
+    body, ranges = _with_digits(UOp.sink(*(UOp.sink(*factors) for factors in operands)), ranges)
+    inside = len(ranges) - 1
+    while inside and math.prod(map(extent, ranges[inside:])) < least:
+        inside -= 1
+    block = math.gcd(size, math.prod(map(extent, ranges[inside:])))
+    chosen = sorted((axis for axis in _choosing(body) if axis in ranges[:inside]), key=ranges.index)
+    while size % (block * math.prod(map(extent, chosen))):
+        chosen.pop(0)
+    slots = frozenset(load.buffer.slot for load in loads_of(body) if _is_word(load))
+    rest = tuple(axis for axis in ranges if axis not in chosen)
+    return tuple(Unpacked(factors, tuple(chosen), rest, slots, 1) for factors in body.src), block
+
+
+def _is_word(load: Access) -> bool:
+    return load.buffer.dtype in BYTES and load.steps is not None and not load.gates
 
 
 # ---- ranges

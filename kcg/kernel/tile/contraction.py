@@ -16,23 +16,28 @@ from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.contractions import Contraction, Operand
+from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.packed import Unpacked, written_out
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.descriptors import Boxes, Described, boxes_of, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
 from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.plan import SEVERAL
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import (
     Axis,
     Tiled,
     axes_of,
     bind_axis,
+    bind_within,
     count_of,
     is_power_of_two,
     split_number,
     total_of,
 )
-from kcg.kernel.tile.views import MatmulView
+from kcg.kernel.tile.unpack import Words
+from kcg.kernel.tile.views import MIN_TILE, MatmulView
 
 FEW_ROWS = 8  # below, a tensor core's 16 rows are mostly padding: the product is summed without one
 WGMMA_ROWS = 64  # of the result, which a group of four warps holds
@@ -214,8 +219,12 @@ def write_step(
     counter = first = counter or root.writer.fresh("k")
     if loop.chained:
         first, described[0] = _chosen(body, counter, (*loop.chained, products[0]))
-    vector = body.name(f"{first} + tl.arange(0, {step})", "ks") if any(None in of for of in described) else ""
+    plain = (of for of, one in zip(described, products, strict=True) if not unpacks(one.contraction))
+    vector = body.name(f"{first} + tl.arange(0, {step})", "ks") if any(None in of for of in plain) else ""
     for product, by_tmas, names in zip(products, described, totals, strict=True):
+        if unpacks(product.contraction):
+            write_unpacked(product.contraction, (rows, *columns), first, loop, body, names)
+            continue
         blocks = []
         for place, (frame, by_tma) in enumerate(zip((rows, *columns), by_tmas, strict=True)):
             side, inside = product.contraction.sides[place > 0], frame.inner(body)
@@ -224,15 +233,10 @@ def write_step(
                 blocks.append(described_block(side, inside, by_tma, corner))
                 continue
             bind_axis(inside, reduced, 1 if place == 0 else 0, first, vector=vector)
-            blocks.append(operand_block(side, inside, 1 if place == 0 else 0, frozenset(contraction.reduce.src[1:])))
-        one = blocks[0]
-        kind = ""
-        if one.type == "float32":
-            kind = root.writer.precision(loop.precision)
-        elif one.type in FP8:
-            kind = f", max_num_imprecise_acc={min(step, PROMOTED)}"
-        for total, other in zip(names, blocks[1:], strict=True):
-            body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
+            terms = frozenset(contraction.reduce.src[1:])
+            rounded = is_rounded(product.contraction, place, loop)
+            blocks.append(operand_block(side, inside, 1 if place == 0 else 0, terms, rounded=rounded))
+        add_products(product.contraction, blocks, loop, body, names)
     own, *others = totals
     return Sums(
         own, accumulator, axes[0], tuple(sub_tiles), starts[0], tuple(firsts), row, ragged, counter, tuple(others)
@@ -258,6 +262,108 @@ def _chosen(
         first = f"tl.where({counter} < {end}, {start}, {first})"
     place = body.name(f"{counter} - {first}", "k")
     return place, tuple(one and replace(one, name=name) for one, name in zip(begin, names, strict=True))
+
+
+def write_unpacked(
+    contraction: Contraction, frames: Sequence[Frame], first: str, loop: ProductLoop, body: Lines, names: Sequence[str]
+) -> None:
+    """Writes one step of a product with packed weights: a product for each choice among the numbers that share bytes,
+    of terms that lie beside each other. Which block of weights it is, and with which scale, is then a scalar."""
+    factors = [[factor.node for factor in side.factors] for side in contraction.sides]
+    operands, size = written_out(factors, tuple(contraction.reduce.src[1:]), loop.step, MIN_TILE)
+    choices, axis = operands[0].written, Axis(operands[0].ranges, size)
+    body.writer.exact_bytes = body.writer.ptx
+    begin = body.name(f"{first} // {choices}", "start") if choices > 1 else first
+    for at in range(0, loop.step // choices, size):
+        start = body.name(f"{begin} + {at}", "start") if at else begin
+        inside = [_of_block(frame, body, axis, int(place > 0), start) for place, frame in enumerate(frames)]
+        words = [Words(operands[place > 0], frame) for place, frame in enumerate(inside)]
+        for choice in range(choices):
+            blocks = [
+                _unpacked(contraction, operands, words[place], place, choice, loop) for place in range(len(words))
+            ]
+            add_products(contraction, blocks, loop, body, names)
+
+
+def _of_block(frame: Frame, body: Lines, axis: Axis, operand: int, start: str) -> Frame:
+    """The frame of an operand's block of terms."""
+    sizes = (axis.size, frame.sizes[1]) if operand else (frame.sizes[0], axis.size)
+    inside = replace(frame.inner(body), sizes=sizes)
+    bind_within(inside, axis, 1 - operand, start)
+    return inside
+
+
+def _unpacked(
+    contraction: Contraction, operands: Sequence[Unpacked], words: Words, place: int, choice: int, loop: ProductLoop
+) -> Block:
+    """The block of an operand at one of the choices."""
+    operand, frame = int(place > 0), words.frame
+    taken, side = operands[operand], contraction.sides[operand]
+    nodes = taken.terms[choice].src
+    for node, load in taken.loads.items():
+        frame.writer.accesses.setdefault(node, load)
+    for node in nodes if taken.bits else ():
+        words.bind(node)
+    side = replace(side, factors=tuple(replace(f, node=n) for f, n in zip(side.factors, nodes, strict=True)))
+    return operand_block(
+        side, frame, 1 - operand, frozenset(taken.ranges), rounded=is_rounded(contraction, place, loop)
+    )
+
+
+def add_products(
+    contraction: Contraction, blocks: Sequence[Block], loop: ProductLoop, body: Lines, names: Sequence[str]
+) -> None:
+    """Writes the products of the first block with each other one, added to the sums with these names."""
+    one, *others = blocks
+    kind = ""
+    if one.type == "float32" and loop.precision == SEVERAL and (exact := held_exactly(contraction)) is not None:
+        split = [_in_two(block, body) for block in (others if exact == 0 else [one])]
+        for place, (total, other) in enumerate(zip(names, others, strict=True)):
+            for part in split[place if exact == 0 else 0]:
+                first, second = (one.text, part) if exact == 0 else (part, other.text)
+                body.add(f'{total} = tl.dot({first}, {second}, {total}, input_precision="tf32")')
+        return
+    if one.type == "float32":
+        kind = body.writer.precision(loop.precision)
+    elif one.type in FP8:
+        kind = f", max_num_imprecise_acc={min(loop.step, PROMOTED)}"
+    accumulator = "int32" if one.type == "int8" else "float32"
+    for total, other in zip(names, others, strict=True):
+        body.add(f"{total} = tl.dot({one.text}, {other.text}, {total}{kind}, out_dtype=tl.{accumulator})")
+
+
+def is_rounded(contraction: Contraction, place: int, loop: ProductLoop) -> bool:
+    """Whether an operand has to have values of 16 bits, as `add_products` relies on."""
+    return loop.precision == SEVERAL and held_exactly(contraction) == int(place > 0)
+
+
+def held_exactly(contraction: Contraction) -> int | None:
+    """Which operand of a product of float32 has values of 16 bits, which tf32 holds: the product is then that of the
+    other one's two halves with it, where others take three products."""
+    for place, side in enumerate(contraction.sides):
+        if side.dtype is dtypes.float32 and _is_narrow(side):
+            return place
+    return None
+
+
+def _is_narrow(side: Operand) -> bool:
+    values = [factor.node for factor in side.factors if not factor.gate]
+    return len(values) == 1 and values[0].dtype in NARROW
+
+
+def _in_two(block: Block, body: Lines) -> tuple[str, str]:
+    """A block as the sum of what tf32 holds of it, its first 11 bits, and of the rest. Of an infinity there is none."""
+    bits = body.name(f"{block.text}.to(tl.int32, bitcast=True) & -8192", "bits")
+    high = body.name(f"{bits}.to(tl.float32, bitcast=True)", "high")
+    rest = body.name(f"{block.text} - {high}", "rest")
+    return high, body.name(f'tl.where(tl.abs({block.text}) == float("inf"), 0.0, {rest})', "low")
+
+
+def unpacks(contraction: Contraction) -> bool:
+    """Whether an operand is made of bytes."""
+    nodes = (n for side in contraction.sides for factor in side.factors for n in factor.node.toposort())
+    is_of_floats = dtypes.is_float(contraction.sides[0].dtype)
+    return is_of_floats and any(n.op is Ops.INDEX and n.dtype in (dtypes.uint8, dtypes.int8) for n in nodes)
 
 
 def read_before(root: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str], parts: int, loads: list[UOp]) -> None:
@@ -354,14 +460,18 @@ def described_block(side: Operand, frame: Frame, described: Described, corner: t
     return frame.cast(block, interpreted_type(block.type)) if frame.writer.interpreted else block
 
 
-def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp]) -> Block:
-    """One operand's block of one step, 0 where an element of the reduction does not exist."""
+def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UOp], *, rounded: bool = False) -> Block:
+    """One operand's block of one step, 0 where an element of the reduction does not exist. `rounded`: a value of 16
+    bits is rounded to these, also where float32 is multiplied."""
     values = [f.node for f in side.factors if not f.gate]
     gates = [f for f in side.factors if f.gate]
     type_ = TYPES[side.dtype]
     if inside.writer.interpreted:
         type_ = interpreted_type(type_)
-    product = inside.narrow(values[0], type_ if len(values) == 1 else "float32")
+    first = type_ if len(values) == 1 else "float32"
+    if rounded:  # as the kernel stores it: what follows relies on it
+        first = TYPES[values[0].dtype]
+    product = inside.narrow(values[0], first)
     for node in values[1:]:
         other = inside.narrow(node, "float32")
         product = inside.new(f"{product.text} * {other.text}", "float32", product.axes | other.axes)
@@ -504,7 +614,7 @@ def products_of(
 
 
 def _planned(view: MatmulView, contraction: Contraction, axes: tuple[Axis, Axis], step: int, tma: bool) -> Product:
-    if not tma:
+    if not tma or unpacks(contraction):
         return Product(contraction)
     reduced = Axis(tuple(contraction.reduce.src[1:]), step)
     sub_tiles = [replace(axes[1], size=width) for _, width in sub_tiles_of(axes[1].size)]

@@ -171,6 +171,7 @@ class Writer:
         # what was written that the launch or the judging of a program depends on
         self.has_descriptors = False  # of TMA
         self.rounds_to_tf32 = False
+        self.exact_bytes = False  # bytes become floats by plain operations
         self._count = 0
 
     def precision(self, name: str) -> str:
@@ -370,9 +371,20 @@ class Frame:
             return self.new(f"{block.text} != 0", type_, block.axes)
         if type_ in FP8:
             return self._to_fp8(self.cast(block, "float32"), type_)
+        if self.writer.exact_bytes and block.type in ("int8", "uint8") and type_ == "float32":
+            return self._of_byte(block)
         if block.is_float and type_ in ("int8", "int16", "uint8", "uint16"):
             block = self.new(f"{block.text}.to(tl.int32)", "int32", block.axes)  # there and further it wraps around
         return self.new(f"{block.text}.to(tl.{type_})", type_, block.axes)
+
+    def _of_byte(self, block: Block) -> Block:
+        """A byte as a float: it is put into the fraction of 2^23, and that taken away. Both are exact, and the
+        instruction that converts has a quarter of their rate or less."""
+        text, offset = block.text, float(1 << 23)
+        if block.type == "int8":
+            text, offset = f"({text}.to(tl.uint8, bitcast=True) ^ 128)", offset + 128
+        bits = self.new(f"{text}.to(tl.uint32) | 0x4B000000", "uint32", block.axes, "bits")
+        return self.new(f"{bits.text}.to(tl.float32, bitcast=True) - {offset!r}", "float32", block.axes)
 
     def _to_fp8(self, block: Block, type_: str) -> Block:
         """A float32 block as floats of 8 bits, rounded to nearest; what is beyond the largest becomes that, as in

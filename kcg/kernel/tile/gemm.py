@@ -30,6 +30,7 @@ from kcg.kernel.tile.contraction import (
     Sums,
     TiledProduct,
     Turns,
+    held_exactly,
     in_parts,
     in_the_sum,
     products_of,
@@ -40,6 +41,7 @@ from kcg.kernel.tile.contraction import (
     sub_tiles_of,
     swizzled,
     terms_of_part,
+    unpacks,
     write_contraction,
     write_step,
 )
@@ -65,7 +67,7 @@ from kcg.kernel.tile.form import (
 )
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TF32, TMA, TileParameters
-from kcg.kernel.tile.plan import LEAST_COPY, MOST_PARTIALS, Dot, Loop, Need, Registers, TilePlan, Times
+from kcg.kernel.tile.plan import LEAST_COPY, MOST_PARTIALS, SEVERAL, Dot, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, stepped_extent
 from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.targets import most_specialized_stages
@@ -108,6 +110,7 @@ _END_OF_TILE = 'tl.inline_asm_elementwise("", "=r,0", [{}], dtype=tl.int32, is_p
 NEIGHBOURS = 16
 """Programs with consecutive numbers that run side by side: a block that several of them ask for comes from L2 once."""
 WIDEST = 256  # columns of a product on a tensor core
+UNPACKED_STEP = 64  # terms of packed weights, of which most formats write two choices out
 LARGEST = 128 * WIDEST  # elements of a contraction's tile
 MOST_APART = 2  # times the work of it, where neighbours of a warp are apart
 
@@ -140,6 +143,10 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
 
     def start(self, view: MatmulView, target: Target, axes: Axes) -> TileParameters:
         made = _first(view, target, axes, lambda p: self.planned(view, target, p).shared_bytes)
+        if unpacks(view.contraction):
+            made = made.changed(loads=POINTER, reduce_tile=min(UNPACKED_STEP, power_of_two(view.kernel.reduce_extent)))
+            if held_exactly(view.contraction) is not None and device_of(target).ptx:
+                made = made.changed(precision=SEVERAL)
         return settled(view.kernel, target, made, self.elements(made))
 
     # ---- the values of parameters

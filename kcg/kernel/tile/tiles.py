@@ -266,6 +266,25 @@ def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[
         frame.bound[outer] = Block(text, "int32")
 
 
+def bind_within(frame: Frame, axis: Axis, number: int, start: str) -> None:
+    """As `bind_axis`, of a block that begins at a multiple of its size. It lies within what the last ranges count, as
+    few of them as that takes: the other ranges are scalars."""
+    place = len(axis.ranges) - 1
+    while place and math.prod(map(extent, axis.ranges[place:])) % axis.size:
+        place -= 1
+    inside = Axis(axis.ranges[place:], axis.size)
+    if not place or inside.total % axis.size:
+        bind_axis(frame, axis, number, start)
+        return
+    outer = frame.lines.name(f"{start} // {inside.total}", "block")
+    for one, digit in zip(
+        axis.ranges[:place], split_number(frame, outer, [extent(one) for one in axis.ranges[:place]]), strict=True
+    ):
+        bind_scalar(frame, one, digit)
+    first = frame.lines.name(f"{start} % {inside.total}", "first") if inside.tiles > 1 else "0"
+    bind_axis(frame, inside, number, first)
+
+
 def aligned(axis: Axis) -> tuple[UOp, ...]:
     """The ranges that fill a block which begins at a multiple of its size; none where no ranges do."""
     place = len(axis.ranges)

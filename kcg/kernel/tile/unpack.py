@@ -248,7 +248,13 @@ class Words:
             self.wide[word] = self.frame.cast(block, "uint32").text
         return self.wide[word]
 
-    def _bind(self, node: UOp) -> None:
+    def bind(self, node: UOp) -> None:
+        """Loads the words, and binds what a value is made of them: numbers that become floats as these."""
+        if not self.words:
+            self._load_words()
+        self._bind(node, floats=True)
+
+    def _bind(self, node: UOp, *, floats: bool = False) -> None:
         """Binds what a value is made of words, so that the frame can write the rest. What is the same for all steps is
         written before the loop, where there are no words yet: as any other value."""
         waiting, seen = [node], set[UOp]()
@@ -257,6 +263,10 @@ class Words:
             if one in seen or self.frame.home(one) is not self.frame:
                 continue
             seen.add(one)
+            if floats and (number := self._linear(one)) is not None:
+                if one not in self.frame.bound:
+                    self.frame.bound[one] = self.frame.values[one] = self._exactly(number)
+                continue
             linear = self.unpacked.linear(one) if one.op is not Ops.CONST else None
             if linear is not None and linear.terms:
                 if one not in self.frame.bound:
