@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-GENERATOR_VERSION: Final = 2
+GENERATOR_VERSION: Final = 3
 """Part of what makes a tile program, see `Toolchain.tile_fingerprint`: by another generator the same parameters are
 another program. What was measured before there was a number has 0."""
 

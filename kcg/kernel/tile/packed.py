@@ -76,6 +76,7 @@ MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas tak
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
 SHARING_WARPS = 4  # of a program with tables, where a search begins, and times as many rows as others have at most
 PAYS_IN_BYTES = 256  # terms of a thread, from which on a table as bytes costs less than it saves
+MOST_TURNS = 4  # in which a thread copies a table: of more it spilled
 COPYING = 6  # operations of an entry that is copied
 
 
@@ -262,6 +263,7 @@ class PackedPlan(TilePlan):
         terms = self.area * self.loop.extent * self.taken[0].written / self.split
         copies = self._copies(found)
         is_worth = all(PAYS * sum(one.padded for one in each) <= terms for each in copies)
+        is_worth &= all(one.turns <= MOST_TURNS for each in copies for one in each)
         return found if is_worth and sum(one.nbytes for each in copies for one in each) <= MOST_SHARED else {}
 
     @property
