@@ -256,7 +256,7 @@ def _copy(source: Journal, joined: Journal) -> None:
             joined.add_lattice(region_id, *ids, declaration)
     for protocol in source.protocols():
         for r in source.records(protocol, doubtful=True):
-            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=r.chosen)
     for doubt in source.doubts():
         joined.add_doubt(doubt)
 
@@ -276,6 +276,6 @@ def _copy_export(source: Export, joined: Journal) -> None:
         joined.add_run(run)
     for protocol in source.protocols():
         for r in source.records(protocol):
-            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=r.chosen)
     for doubt in source.doubts():
         joined.add_doubt(doubt)

@@ -830,17 +830,7 @@ class MeasureService:
         **known: Any,
     ) -> None:
         """End a measurement with the status that its error means."""
-        text = str(error).lower()
-        if isinstance(error, TimeoutError):
-            status = timeout
-        elif isinstance(error, ChildDied) and "sigabrt" in text and other == Status.COMPILE_ERROR:
-            status = other  # an assertion of the compiler itself: whoever kills from outside does not abort
-        elif isinstance(error, ChildDied) or _not_its_fault(error):
-            status = Status.WORKER_DIED
-        elif isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):
-            status = Status.RESOURCE
-        else:
-            status = other
+        status = status_of(error, timeout=timeout, other=other)
         if isinstance(error, DeviceError):
             self.device_error = error
         row = self._measurement(request, status, reason=first_line(error), **known)
@@ -908,6 +898,20 @@ class MeasureService:
             return tiny_beam.run(job, timeout_s=timeout_s, stop=stop)
 
         return self._device.submit_here(tiny_beam_job, job)
+
+
+def status_of(error: BaseException, *, timeout: Status, other: Status) -> Status:
+    """What an error of a job in a child means for the schedule that the job was about."""
+    text = str(error).lower()
+    if isinstance(error, TimeoutError):
+        return timeout
+    if isinstance(error, ChildDied) and "sigabrt" in text and other == Status.COMPILE_ERROR:
+        return other  # an assertion of the compiler itself: whoever kills from outside does not abort
+    if isinstance(error, ChildDied) or _not_its_fault(error):
+        return Status.WORKER_DIED
+    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):
+        return Status.RESOURCE
+    return other
 
 
 class _Asked(NamedTuple):

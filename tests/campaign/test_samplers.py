@@ -80,7 +80,7 @@ def test_searches_share_a_campaign_with_what_always_comes() -> None:
     while batch := draw(
         DrawJob(region, SM_90, rows, 20, parse_mix(",".join(SEARCHES)), "0", predictor="roofline")
     ).batch:
-        rows += tuple(Known(schedule, who, time_s(key), key) for schedule, who, key in batch)
+        rows += tuple(Known(one.schedule, one.sampler, time_s(one.key), one.key) for one in batch)
     counts = Counter(one.sampler for one in rows)
     assert len({one.key for one in rows}) == counts.total() == 20
     assert counts["hand-coded"] == counts["raw"] == 1 and all(counts[name] == 6 for name in SEARCHES)
