@@ -21,7 +21,6 @@ from kcg.dataset.journal import Journal
 from kcg.dataset.programs import ProgramFile, Waiting
 from kcg.errors import DeviceError, UsageError
 from kcg.kernel.kinds import ACTION_SPACE_VERSION, made_by, registered, traits_of
-from kcg.kernel.targets import target_named
 from kcg.measure import child
 from kcg.measure.device_info import first_line, toolchain_for, usable_cores
 from kcg.measure.jobs import CompileJob, CompileOutcome
@@ -45,12 +44,12 @@ class CompilesOnly:
     devices = 1
     device_error: DeviceError | None = None
 
-    def __init__(self, target: str, *, compile_workers: int | None = None) -> None:
-        """Raises UnknownName for a target that nobody knows, UsageError where nothing compiles for it here."""
-        self.target: Target = target_named(target)
-        self.toolchain: Toolchain = toolchain_for(self.target, "", ACTION_SPACE_VERSION)
+    def __init__(self, target: Target, *, compile_workers: int | None = None) -> None:
+        """Raises UsageError where nothing compiles for the target here."""
+        self.target = target
+        self.toolchain: Toolchain = toolchain_for(target, "", ACTION_SPACE_VERSION)
         if not self.toolchain.compiler and not self.toolchain.assembler:
-            raise UsageError(f"--target {target}: this machine has no compiler for it; kcg doctor says what to install")
+            raise UsageError(f"nothing here compiles for {target.model}: kcg doctor says what to install")
         self.run_id = uuid.uuid4().hex
         self.compile_workers = compile_workers or usable_cores()
         self.on_doubt: Callable[[str, float, str], None] = lambda run_id, since_unix_s, why: None

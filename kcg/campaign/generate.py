@@ -24,6 +24,7 @@ from kcg.campaign.tasks import (
     KernelTask,
     WaitingTask,
     distinct_calls,
+    in_order,
     kinds_of,
     shard_of,
     why_not,
@@ -42,7 +43,7 @@ from kcg.kernel.targets import TARGETS, target_named
 from kcg.measure.interface import Measures
 from kcg.measure.jobs import CompileOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.service import MeasureService, Request
+from kcg.measure.service import MeasureService, Request, ServiceSettings
 from kcg.provenance import provenance
 from kcg.types import Measurement, Schedule, Variables, Workload, WorkloadCall
 
@@ -128,6 +129,10 @@ class _CampaignRun:
         target, toolchain = self.service.target, self.service.toolchain
         self.file, self.programs = file, Programs(file, self.journal, target, toolchain)
         if self.settings.stage is Stage.MEASURE:
+            regions = self.journal.regions()
+            found = {key: WorkloadCall(regions[key[0]], 1, key[1]) for key in self.programs.waiting}
+            self.calls = shard_of(in_order(found, seed=self.settings.seed), self.settings.shard)
+            self._fitting = self.calls
             for made in self.programs.toolchains():
                 for fingerprint in made.fingerprints:
                     self.journal.add_toolchain(made, fingerprint)
@@ -495,7 +500,10 @@ def record_workloads(settings: CampaignSettings, log: Log) -> tuple[str, ...]:
 
 def captured(settings: CampaignSettings, device: str, log: Log) -> Iterator[Workload]:
     """The workloads of a campaign, and regions of several of their kernels, where those are asked for. Which of them
-    have programs is looked at for the target that is named, or else for one that has all kinds of them."""
+    have programs is looked at for the target that is named, or else for one that has all kinds of them. None where only
+    what waits is measured."""
+    if settings.stage is Stage.MEASURE:
+        return
     target = target_named(settings.target) if settings.target else TARGETS["sm_90"]
     for workload in workloads_of(settings, device, lambda line: log(line, None)):
         yield from with_regions(workload, settings.regions, target)
@@ -508,14 +516,20 @@ def generate_here(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     if settings.stage is Stage.COMPILE:
         prepare(choose_device("CPU").dev)  # to schedule without allocating, any device does that opens here
         check_header(settings.out, create=True)
-        with CompilesOnly(settings.target, compile_workers=settings.compile_workers) as service:
+        with CompilesOnly(target_named(settings.target), compile_workers=settings.compile_workers) as service:
             workloads = list(captured(settings, service.target.device, log))
             return generate_on(settings, [(service, workloads)], began=began, log=log)
     choice = choose_device(settings.device)
     prepare(choice.dev)
     check_header(settings.out, create=True)  # before anything is captured, which may take a minute
     workloads = list(captured(settings, choice.device, log))
-    with MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service:
+    on_cpu = choice.dev.startswith("CPU")  # whose cores take the samples
+    with MeasureService(
+        choice.dev,
+        run_id=uuid.uuid4().hex,
+        compile_workers=settings.compile_workers,
+        settings=ServiceSettings(references_beside=not on_cpu),
+    ) as service:
         return generate_on(settings, [(service, workloads)], began=began, log=log)
 
 

@@ -133,10 +133,9 @@ def generate(
     if schedules_per_kernel < 1:
         raise UsageError(f"--schedules-per-kernel {schedules_per_kernel}: at least 1")
     names = _names(workloads, f"{shell.command('generate', '--from', CAPTURED, '--out', out)} measures them")
-    _check_stage(compile_only, measure_only, target)
-    if measure_only and not names and source is None:
-        source = out
-    if not names and source is None:
+    given = bool(names) or source is not None
+    _check_stage(out, compile_only=compile_only, measure_only=measure_only, target=target, given=given)
+    if not given and not measure_only:
         raise UsageError("--workloads is empty: name at least one, for example flux")
     budget_s = parse_budget(budget) if budget is not None else None
     from kcg.campaign.settings import (
@@ -238,14 +237,24 @@ def _end(summary: CampaignSummary) -> str:
     return "complete" if summary.finished else "budget reached, run again to go on"
 
 
-def _check_stage(compile_only: bool, measure_only: bool, target: str) -> None:
-    """Raises UsageError where the options that part a campaign contradict each other."""
+def _check_stage(out: Path, *, compile_only: bool, measure_only: bool, target: str, given: bool) -> None:
+    """Raises UsageError where the options that part a campaign contradict each other, or nothing was compiled, and
+    UnknownName for a target that nobody knows."""
+    from kcg.dataset.programs import ProgramFile, programs_beside
+    from kcg.kernel.targets import target_named
+
     if compile_only and measure_only:
         raise UsageError("--compile-only and --measure-only: one of them, or neither to do both at once")
     if compile_only and not target:
         raise UsageError("--compile-only needs --target: what will measure, for example h100")
     if target and not compile_only:
         raise UsageError(f"--target {target} is for --compile-only: what is measured here is for this device")
+    if target:
+        target_named(target)
+    if measure_only and given:
+        raise UsageError("--measure-only measures what waits beside --out: leave --workloads and --from out")
+    if measure_only:
+        ProgramFile.open(programs_beside(out), create=False).close()
 
 
 @app.command(epilog=examples("kcg dataset retime measured.sqlite --share 0.01"))

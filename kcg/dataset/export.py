@@ -185,8 +185,10 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
     splits = split_values(kernels, workloads)
     write_parquet(parts[KERNELS], kernels_schema(), [kernels_table(kernels, used, splits)])
     members = {region_id: [kernel.id for kernel in region.kernels] for region_id, region in found.items()}
-    columns = MeasurementColumns(parts_of_regions(splits, members), _constants(journal))
-    write_parquet(parts[MEASUREMENTS], stored_schema(columns.constants), columns.tables(journal.sorted_records()))
+    why = journal.has_choices()
+    columns = MeasurementColumns(parts_of_regions(splits, members), _constants(journal), why)
+    schema = stored_schema(columns.constants, with_choices=why)
+    write_parquet(parts[MEASUREMENTS], schema, columns.tables(journal.sorted_records()))
     schema, timings = columns.timings()
     write_parquet(parts[TIMINGS], schema, [timings])
     _write_json(parts["runs.json"], {k: asdict(r) for k, r in journal.runs().items()})

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from kcg.dataset.schema import (
     BUSY_TIMEOUT_S,
     CHECK_AT_OPEN_BYTES,
+    CHECKSUMS_SCHEMA,
     MEASUREMENT_COLUMNS,
     MEASUREMENT_TYPES,
     SCHEMA_VERSION,
@@ -772,6 +773,13 @@ class Journal:
         ((rows, *found),) = self._rows(f"SELECT COUNT(*), {columns} FROM measurements WHERE {self._trusted()}")
         least_and_most = zip(names, found[::2], found[1::2], strict=True)
         return {name: least for name, least, most in least_and_most if rows and least == most}
+
+    def has_choices(self) -> bool:
+        """Whether some row that is not doubtful says why it was chosen."""
+        if self._version < CHECKSUMS_SCHEMA:
+            return False
+        some = "pool IS NOT NULL OR scores IS NOT NULL OR probability IS NOT NULL"
+        return bool(self._rows(f"SELECT 1 FROM measurements WHERE ({some}) AND {self._trusted()} LIMIT 1"))
 
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by id, in the order in which they were added."""

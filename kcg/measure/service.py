@@ -259,6 +259,7 @@ class ServiceSettings:
     compile_timeout_s: float = COMPILE_TIMEOUT_S
     timing_timeout_s: float = TIMING_TIMEOUT_S
     open_timeout_s: float = OPEN_TIMEOUT_S
+    references_beside: bool = False  # those of single kernels too: for who measures many regions, and has idle cores
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ class MeasureService:
         assert folder is not None
         self.dev, self.run_id = dev, run_id
         self.compile_timeout_s, self.timing_timeout_s = settings.compile_timeout_s, settings.timing_timeout_s
+        self._references_beside = settings.references_beside
         workers = compilers_of.compile_workers if compilers_of else compile_workers
         self.compile_workers: int = workers or usable_cores()
         self.gpu = gpu
@@ -688,9 +690,10 @@ class MeasureService:
 
     def begin_references(self, region: Region, variables: Variables) -> Future[Any] | None:
         """Have the reference of a region of several kernels computed beside the device, with which its schedules are
-        checked before they are timed: it takes a second of a core, that of a single kernel a tenth. None of such."""
+        checked before they are timed: it takes a second of a core, that of a single kernel a tenth. None of such,
+        unless the settings say so."""
         key = region.id, variables
-        if len(region.kernels) == 1:
+        if len(region.kernels) == 1 and not self._references_beside:
             return None
         if key not in self._references:
             self._references[key] = self.beside(first_references_job, region, variables, timeout_s=REFERENCES_TIMEOUT_S)
