@@ -138,7 +138,10 @@ def drawn(service: MeasureService, size: Size) -> list[Batch]:
         for c in fit[: size.kernels]
     ]
     answers: list[Drawn] = [f.result() for f in [service.beside(draw, j, timeout_s=DRAW_TIMEOUT_S) for j in jobs]]
-    found = [(job.region, tuple(s for s, _, _ in answer.batch)) for job, answer in zip(jobs, answers, strict=True)]
+    found = [
+        (job.region, tuple(choice.schedule for choice in answer.batch))
+        for job, answer in zip(jobs, answers, strict=True)
+    ]
     return [batch for batch in found if batch[1]]
 
 

@@ -130,6 +130,10 @@ class _CampaignRun:
         self.file, self.programs = file, Programs(file, self.journal, target, toolchain)
         if self.settings.stage is Stage.MEASURE:
             regions = self.journal.regions()
+            if lacking := [key[0] for key in self.programs.waiting if key[0] not in regions]:
+                raise JournalError(
+                    f"{self.journal.path} lacks region {lacking[0][:12]} of the programs beside it: copy both together"
+                )
             found = {key: WorkloadCall(regions[key[0]], 1, key[1]) for key in self.programs.waiting}
             self.calls = shard_of(in_order(found, seed=self.settings.seed), self.settings.shard)
             self._fitting = self.calls

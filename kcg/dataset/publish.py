@@ -36,7 +36,6 @@ SAMPLERS = {
     "greedy": "walks along the best predicted of some steps, at random with a probability (greedy:EPSILON)",
     "start": "where a search of tile programs begins: the cheapest by the analytic cost",
     "near": "the fastest measured so far, their last Opts taken back and one to three others instead",
-    "near:best": "neighbours of the fastest measured so far; of Opts, their last ones taken back and others instead",
     "near:prior": "the first choices of the analytic cost and their neighbours, what it expects to be fast more often",
     "uniform": "all legal schedules, each as likely",
     "random": "legal walks, every step as likely",
