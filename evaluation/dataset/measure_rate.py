@@ -51,7 +51,6 @@ def measured(journal: Path, device: str, budget_s: float | None) -> dict[str, An
             "compilers": service.compile_workers,
             "binaries": service.binaries_timed,
         }
-        replaced = service.children_replaced
     with Journal.open(journal, create=False, read_only=True) as stored:
         records = [record for record in stored.records(PROTOCOL) if record.measurement.run_id == service.run_id]
     rows, spent_s = len(records), {phase: seconds for phase, seconds in spent.items() if phase != "compile"}

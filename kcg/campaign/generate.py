@@ -95,6 +95,7 @@ class _CampaignRun:
     file: ProgramFile | None = None  # of programs that are compiled and not measured, or the other way round
     programs: Programs | None = None  # what that file held at first
     compiled: int = 0  # schedules that this run put there
+    made_s: float = 0.0  # what compiling took elsewhere, of what this run measures
     began: float = field(default_factory=time.monotonic)
     measured: int = 0
     known: int = 0
@@ -240,7 +241,7 @@ class _CampaignRun:
     def busy(self) -> tuple[float, float]:
         """Shares of their time that the compiling children and the device's child worked."""
         spent, elapsed_s = self.service.spent_s, time.monotonic() - self.began
-        compiling = self.drawing_s + spent["compile"]
+        compiling = self.drawing_s + spent["compile"] - self.made_s
         return (
             compiling / (elapsed_s * self.service.compile_workers),
             (sum(spent.values()) - spent["compile"]) / (elapsed_s * self.service.devices),
@@ -418,6 +419,7 @@ class _CampaignRun:
             if self.programs is not None and (one := waiting.get(choice.schedule)) is not None and one.program:
                 found[choice.schedule] = Future()
                 found[choice.schedule].set_result(self.programs.outcome(one))
+                self.made_s += one.compile_s
         return found
 
     def _keep(self, task: KernelTask, compiled: Compiled) -> None:
