@@ -8,7 +8,8 @@ fields, which cost least: of a matmul one draw in thirty lasts.
 
 How many places a field needs is seen in some programs that are set at random. If a later draw finds more legal values
 than places, there are so many from then on. The number of programs is estimated from the same programs: the mean of
-one over the chance of each is unbiased (Knuth, Estimating the efficiency of backtrack programs, 1975).
+one over the chance of each is unbiased (Knuth, Estimating the efficiency of backtrack programs, 1975). A small number
+is counted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.types import Target
 
-PILOTS = 24  # programs of each start by which the places are counted
+PILOTS = 64  # programs of each start by which the places are counted
+COUNTED = 1_000  # programs of a start that are counted one by one, where there are about so many at most
 TRIES = 4_000  # draws until one lasts
 KEPT = 1 << 16  # sets of legal values: those of the first fields are asked for in every draw
 
@@ -42,7 +44,15 @@ class Uniform:
         for start in self._starts:
             counts = [self._pilot(start, rng) for _ in range(PILOTS)]
             self._places.append([max(of_field) for of_field in zip(*counts, strict=True)])
-            self.count += fmean(math.prod(row) for row in counts)
+            about = fmean(math.prod(row) for row in counts)
+            self.count += about if about > COUNTED else self._counted(start)
+
+    def _counted(self, start: TileParameters) -> int:
+        """How many legal programs there are with a start's form and axes."""
+        level = [start]
+        for field in FIELDS:
+            level = [made.changed(**{field: value}) for made in level for value in self._values(made, field)]
+        return sum(is_legal(self._kernel, self._target, made) for made in level)
 
     def _pilot(self, start: TileParameters, rng: Random) -> list[int]:
         """How many legal values each field had on one way at random."""
