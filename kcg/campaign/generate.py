@@ -213,7 +213,8 @@ class _CampaignRun:
         if self.settings.stage is Stage.MEASURE:
             self._stage(self._task(one, wanted) for call in self._fitting for one in self._kinds(call))
             return
-        for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
+        first = wanted if self.settings.stage is Stage.COMPILE else max(round(FIRST_SHARE * wanted), min(wanted, 8))
+        for stage in sorted({first, wanted}):
             counts = self._counts()
             waiting = (one for call in self._fitting for one in self._kinds(call) if counts[one] < stage)
             self._stage(self._task(one, stage) for one in waiting)
@@ -249,8 +250,9 @@ class _CampaignRun:
 
     @property
     def _most(self) -> int:
-        """Schedules of one batch."""
-        return max(BATCH_A_WORKER * self._compilers, 8)
+        """Schedules of one batch: all, where nothing is measured meanwhile, since a second draw would know no more."""
+        least = self.settings.schedules_per_kernel if self.settings.stage is Stage.COMPILE else 8
+        return max(BATCH_A_WORKER * self._compilers, least)
 
     @property
     def _compilers(self) -> int:

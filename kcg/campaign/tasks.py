@@ -205,7 +205,7 @@ class KernelTask:
 
     def next_draw(self) -> tuple[Callable[..., Drawn], object] | None:
         """What a child is to run for the next schedules, and on what; None where there is nothing more to do."""
-        if self.exhausted:
+        if self.exhausted or len(self.known) >= self._wanted:
             return None
         return draw, DrawJob(
             self.call.region,

@@ -101,7 +101,7 @@ def _to_retime(journal: Journal, service: Measures, share: float) -> tuple[list[
     """The rows to time again, and how many binaries there are. Those that one of the service's own runs timed are none:
     it would be no other occasion."""
     target, toolchain = service.target, service.toolchain
-    known = list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL))
+    known = [row for name in toolchain.fingerprints for row in journal.known(target.fingerprint, name, PROTOCOL)]
     others = [row for row in known if not service.run_facts(row.run_id)]
     return chosen_rows(others, share), len(chosen_rows(others, 1.0))
 

@@ -25,8 +25,8 @@ from kcg.kernel.tile.legal import FIELDS, is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.types import Target
 
-PILOTS = 64  # programs of each start by which the places are counted
-COUNTED = 1_000  # programs of a start that are counted one by one, where there are about so many at most
+PILOTS = 48  # programs of each start by which the places are counted
+COUNTED = 200  # programs of a start that are counted one by one, where there are about so many at most
 TRIES = 4_000  # draws until one lasts
 KEPT = 1 << 16  # sets of legal values: those of the first fields are asked for in every draw
 
