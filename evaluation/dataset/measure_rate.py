@@ -50,6 +50,7 @@ def measured(journal: Path, device: str, budget_s: float | None) -> dict[str, An
             "model": service.target.model,
             "compilers": service.compile_workers,
             "binaries": service.binaries_timed,
+            "children_replaced": service.children_replaced,
         }
     with Journal.open(journal, create=False, read_only=True) as stored:
         records = [record for record in stored.records(PROTOCOL) if record.measurement.run_id == service.run_id]
