@@ -37,7 +37,7 @@ from kcg.dataset.journal import UNSTATED, Chosen, Doubt, Expected, Journal, Run,
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.programs import ProgramFile, Waiting, programs_beside
 from kcg.dataset.schema import check_header
-from kcg.errors import JournalError
+from kcg.errors import JournalError, UsageError
 from kcg.kernel.kinds import made_by, own_kind
 from kcg.kernel.targets import TARGETS, target_named
 from kcg.measure.interface import Measures
@@ -235,7 +235,7 @@ class _CampaignRun:
             len({key[:2] for key in self._undrawn}),
             next(reversed(self._undrawn.values()), ""),
             self.compiled,
-            *((counts[0], counts[2]) if self.file is not None and (counts := self.file.counts()) else (0, 0)),
+            *(self.file.counts() if self.file is not None else (0, 0)),
         )
 
     @property
@@ -512,6 +512,8 @@ def captured(settings: CampaignSettings, device: str, log: Log) -> Iterator[Work
     what waits is measured."""
     if settings.stage is Stage.MEASURE:
         return
+    if settings.regions and device.startswith("CPU"):
+        raise UsageError(f"--regions {settings.regions}: on a CPU several kernels are no program")
     target = target_named(settings.target) if settings.target else TARGETS["sm_90"]
     for workload in workloads_of(settings, device, lambda line: log(line, None)):
         yield from with_regions(workload, settings.regions, target)

@@ -222,7 +222,7 @@ def _searching(name: str) -> Draw:
                 raise _Asked(fresh)
             return [_believed(one, p.runtime_s) for one, p in zip(batch, judge.predict(batch), strict=True)]
 
-        known = {one: _seen(one, state.times_s[key]) for key, one in state.known.items()}
+        known = {one: _seen(one, state.times_s[key]) for key, one in state.known.items() if key in state.times_s}
         problem = Problem(
             space, judge.predict, measure, Ledger(), rng, batch_size=WALKS_A_BATCH, known=known, correct=judge.correct
         )

@@ -83,7 +83,7 @@ class CampaignSummary:
     why_undrawn: str = ""  # of the last one of them
     compiled: int = 0  # schedules that wait to be measured, added by this run
     waiting: int = 0  # so many wait by now
-    program_bytes: int = 0  # of their programs, packed
+    program_bytes: int = 0  # of the file that holds them and their programs
 
 
 def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummary:

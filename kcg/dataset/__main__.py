@@ -134,6 +134,8 @@ def generate(
         raise UsageError(f"--schedules-per-kernel {schedules_per_kernel}: at least 1")
     names = _names(workloads, f"{shell.command('generate', '--from', CAPTURED, '--out', out)} measures them")
     given = bool(names) or source is not None
+    if compile_only and tables:
+        raise UsageError("--tables needs times: leave it out of --compile-only")
     _check_stage(out, compile_only=compile_only, measure_only=measure_only, target=target, given=given)
     if not given and not measure_only:
         raise UsageError("--workloads is empty: name at least one, for example flux")

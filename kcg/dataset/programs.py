@@ -26,7 +26,7 @@ from kcg.files import is_disk_full
 from kcg.kernel.kinds import parse
 from kcg.kernel.program import Compiled, Executable, Program
 from kcg.nouns import Document, decode, encode
-from kcg.types import Schedule, Variables, canonical_json
+from kcg.types import Schedule, Variables, canonical_json, content_id
 
 SUFFIX: Final = ".programs"
 APPLICATION_ID: Final = 0x6B636770  # "kcgp"
@@ -38,7 +38,8 @@ WAITING = (
     "region_id", "variables", "schedule_kind", "schedule_body", "target", "toolchain", "sampler", "pool", "scores",
     "probability", "compile_s", "program", "run_id",
 )  # fmt: skip
-_KEY: Final = "region_id, variables, schedule_kind, schedule_body, target"
+_KEY: Final = ("region_id", "variables", "schedule_kind", "schedule_body", "target")
+"""What tells two schedules that wait; its hash is the key of a row, so that no index holds the texts again."""
 
 
 def programs_beside(journal: Path) -> Path:
@@ -97,7 +98,7 @@ class ProgramFile:
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 connection.execute("CREATE TABLE IF NOT EXISTS programs(id TEXT PRIMARY KEY, packed BLOB NOT NULL)")
                 columns = ", ".join(WAITING)
-                connection.execute(f"CREATE TABLE IF NOT EXISTS waiting({columns}, UNIQUE({_KEY}))")
+                connection.execute(f"CREATE TABLE IF NOT EXISTS waiting({columns}, identity BLOB UNIQUE NOT NULL)")
         elif (named, version) != (APPLICATION_ID, SCHEMA_VERSION):
             raise JournalError(f"{self.path} is no file of programs that this kcg reads: name another file")
         connection.execute("PRAGMA journal_mode=WAL").fetchone()
@@ -136,8 +137,12 @@ class ProgramFile:
             return self._insert(_row(replace(waiting, program=program)))
 
     def _insert(self, row: Sequence[Any]) -> bool:
-        marks = ", ".join("?" * len(WAITING))
-        return self._connection.execute(f"INSERT OR IGNORE INTO waiting VALUES({marks})", row).rowcount == 1
+        marks = ", ".join("?" * (len(WAITING) + 1))
+        values = dict(zip(WAITING, row, strict=True))
+        identity = bytes.fromhex(content_id([values[name] for name in _KEY]))
+        return (
+            self._connection.execute(f"INSERT OR IGNORE INTO waiting VALUES({marks})", (*row, identity)).rowcount == 1
+        )
 
     def waiting(self) -> list[Waiting]:
         """Every schedule, in the order in which they were added. Raises JournalError where a row cannot be trusted."""
@@ -162,12 +167,12 @@ class ProgramFile:
         except (*ROW_ERRORS, lzma.LZMAError, EOFError) as error:
             raise JournalError(f"{self.path}: program {name} is damaged ({error}): restore a copy") from error
 
-    def counts(self) -> tuple[int, int, int]:
-        """Schedules, distinct programs, and bytes of these as they are packed."""
-        query = "SELECT (SELECT count(*) FROM waiting), count(*), coalesce(sum(length(packed)), 0) FROM programs"
+    def counts(self) -> tuple[int, int]:
+        """Schedules, and the bytes of the file that holds them."""
         with self._lock, _translated(self.path):
-            schedules, programs, nbytes = self._connection.execute(query).fetchone()
-        return int(schedules), int(programs), int(nbytes)
+            (schedules,) = self._connection.execute("SELECT count(*) FROM waiting").fetchone()
+            (pages,), (size,) = (self._connection.execute(f"PRAGMA page_{n}").fetchone() for n in ("count", "size"))
+        return int(schedules), int(pages) * int(size)
 
     def copy_from(self, other: ProgramFile) -> None:
         """Take all that another file has; what is here already once."""
@@ -190,8 +195,7 @@ def merge_programs(journals: Sequence[Path], out: Path) -> tuple[int, int]:
         for path in some:
             with ProgramFile.open(path, create=False) as other:
                 joined.copy_from(other)
-        schedules, _, nbytes = joined.counts()
-    return schedules, nbytes
+        return joined.counts()
 
 
 def _row(waiting: Waiting) -> tuple[Any, ...]:

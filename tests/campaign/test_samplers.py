@@ -131,5 +131,11 @@ def test_tile_programs_of_a_region_are_drawn_beside_its_baseline_of_another_kind
     assert drawn[0].schedule.kind == "parts" and {one.schedule.kind for one in drawn[1:]} == {"tile"}
     known = tuple(Known(one.schedule, one.sampler, 1e-5, one.key) for one in drawn)
     more = draw(DrawJob(region, SM_90, known, 12, tuple(TILE_MIX.items()), "0", predictor="roofline", kind="tile"))
+    waits = tuple(replace(one, waits=True) for one in known)
+    job = DrawJob(
+        region, SM_90, waits, 100, (("mcts", 0.5), ("near:best", 0.5)), "0", predictor="roofline", kind="tile"
+    )
+    later = draw(job).batch
+    assert later and not {one.key for one in later} & {one.key for one in drawn}, "what waits is not drawn again"
     assert "hand-coded" not in {one.sampler for one in more.batch}
     assert not {one.key for one in more.batch} & {one.key for one in drawn}
