@@ -383,12 +383,15 @@ class _CampaignRun:
             )
             for choice in batch
         ]
-        if batch and task.baseline is not None and not task.repeated and self.settings.stage is not Stage.COMPILE:
+        baseline = task.baseline
+        if self.settings.stage is Stage.MEASURE:  # one batch may be all
+            baseline = baseline or next((one.schedule for one in batch if one.sampler == HAND_CODED), None)
+        if batch and baseline is not None and not task.repeated and self.settings.stage is not Stage.COMPILE:
             # once more among the others, as A and as B: what they differ by is the noise floor of this kernel
             task.repeated = True
             again = Request(
                 task.call.region,
-                task.baseline,
+                baseline,
                 task.call.variables,
                 HAND_CODED,
                 in_search=True,

@@ -105,6 +105,7 @@ def test_what_is_compiled_apart_is_measured_once_with_how_it_was_drawn(
         assert record.chosen == drawn.chosen and row.sampler == drawn.sampler and row.status == "ok"
         assert row.compile_s == drawn.compile_s and row.target == target.fingerprint
         assert replace(toolchains[row.toolchain], driver="") == toolchains[drawn.toolchain]
+    assert Counter(row.sampler for row in rows(out) if row.trial) == {HAND_CODED: 2}, "the noise floor"
     again = measure_only(out)
     assert again.measured == 0 and again.finished
     of_uniform = [one for one in records if one.measurement.sampler == "uniform"]
