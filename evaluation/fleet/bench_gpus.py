@@ -99,7 +99,9 @@ class Compiled:
     def spent_s(self) -> Mapping[str, float]:
         return self.service.spent_s
 
-    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
+    def measure(
+        self, requests: Sequence[Request], *, together: bool = False, made: object = None
+    ) -> list[Future[Measurement]]:
         with self.lock:
             return [self.service.measure_compiled(r, self.programs[r.region.id, r.schedule]) for r in requests]
 

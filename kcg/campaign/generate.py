@@ -407,8 +407,7 @@ class _CampaignRun:
         made = self._made(task, batch)
         for first in range(0, len(requests), TOGETHER):
             together = requests[first : first + TOGETHER]
-            sent = self.service.measure(together, together=True, **({"made": made} if made else {}))
-            for future in sent:
+            for future in self.service.measure(together, together=True, made=made):
                 future.add_done_callback(ended)
 
     def _waiting(self, task: KernelTask) -> dict[Schedule, Waiting]:
