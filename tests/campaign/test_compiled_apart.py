@@ -65,8 +65,8 @@ def compile_only(out: Path, workload: Workload, target: Target, count: int = 6) 
         return generate_on(settings, [(service, [workload])], began=time.monotonic(), log=quiet)
 
 
-def measure_only(out: Path) -> CampaignSummary:
-    settings = CampaignSettings(out, device="CPU:X86", stage=Stage.MEASURE, compile_workers=1)
+def measure_only(out: Path, shard: tuple[int, int] = (1, 1)) -> CampaignSummary:
+    settings = CampaignSettings(out, device="CPU:X86", stage=Stage.MEASURE, compile_workers=1, shard=shard)
     return generate_here(settings, log=quiet)
 
 
@@ -142,7 +142,13 @@ def test_parts_are_merged_with_their_programs(tmp_path: Path, workload: Workload
         assert len(file.waiting()) == 12
     with pytest.raises(UsageError, match="exists"):
         merge_programs(parts, out)
-    assert measure_only(out).finished and len([r for r in rows(out) if not r.trial]) == 12
+    by_shards = [measure_only(out, (1, 3)), measure_only(out, (2, 3))]
+    before = [row for row in rows(out) if not row.trial]
+    rest = measure_only(out)
+    assert rest.finished and len(before) % 6 == 0 and rest.measured + sum(one.measured for one in by_shards) >= 12
+    after = [row for row in rows(out) if not row.trial]
+    assert after[: len(before)] == before, "what was measured is not measured again"
+    assert len({row.key for row in after}) == len(after) == 12
 
 
 def test_a_kill_while_it_compiles_loses_nothing_that_was_added(tmp_path: Path) -> None:
