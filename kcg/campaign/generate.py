@@ -137,7 +137,7 @@ class _CampaignRun:
                 )
             found = {key: WorkloadCall(regions[key[0]], 1, key[1]) for key in self.programs.waiting}
             self.calls = shard_of(in_order(found, seed=self.settings.seed), self.settings.shard)
-            self._fitting = self.calls
+            self.leave_out()
             for made in self.programs.toolchains():
                 for fingerprint in made.fingerprints:
                     self.journal.add_toolchain(made, fingerprint)
@@ -189,7 +189,10 @@ class _CampaignRun:
             known.update(self.journal.schedules_known(target, toolchain, PROTOCOL))
         if self.programs is not None and self.settings.stage is Stage.COMPILE:
             waiting = [one for some in self.programs.waiting.values() for one in some]
-            known.update((one.region_id, one.variables, one.schedule.kind) for one in waiting)
+            rows = (row for names in self._known_as() for row in self.journal.known(*names, PROTOCOL))
+            measured = {(row.region_id, row.variables, row.schedule) for row in rows}
+            only = [one for one in waiting if (one.region_id, one.variables, one.schedule) not in measured]
+            known.update((one.region_id, one.variables, one.schedule.kind) for one in only)
         found: Counter[_OfKind] = Counter()
         for one in (one for call in self.calls for one in self._kinds(call)):
             same, own = (one.call.region.id, one.call.variables), own_kind(one.call.region)

@@ -108,6 +108,9 @@ def test_what_is_compiled_apart_is_measured_once_with_how_it_was_drawn(
     assert Counter(row.sampler for row in rows(out) if row.trial) == {HAND_CODED: 2}, "the noise floor"
     again = measure_only(out)
     assert again.measured == 0 and again.finished
+    more = compile_only(out, workload, target, 8)
+    assert more.finished and more.compiled == 4, "what is measured and waits counts once"
+    assert measure_only(out).measured == 4
     of_uniform = [one for one in records if one.measurement.sampler == "uniform"]
     assert all(one.chosen.pool.startswith("legal:") and 0 < (one.chosen.probability or 0) < 1 for one in of_uniform)
 
