@@ -99,7 +99,9 @@ class Compiled:
     def spent_s(self) -> Mapping[str, float]:
         return self.service.spent_s
 
-    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
+    def measure(
+        self, requests: Sequence[Request], *, together: bool = False, made: object = None
+    ) -> list[Future[Measurement]]:
         with self.lock:
             return [self.service.measure_compiled(r, self.programs[r.region.id, r.schedule]) for r in requests]
 
@@ -138,7 +140,10 @@ def drawn(service: MeasureService, size: Size) -> list[Batch]:
         for c in fit[: size.kernels]
     ]
     answers: list[Drawn] = [f.result() for f in [service.beside(draw, j, timeout_s=DRAW_TIMEOUT_S) for j in jobs]]
-    found = [(job.region, tuple(s for s, _, _ in answer.batch)) for job, answer in zip(jobs, answers, strict=True)]
+    found = [
+        (job.region, tuple(choice.schedule for choice in answer.batch))
+        for job, answer in zip(jobs, answers, strict=True)
+    ]
     return [batch for batch in found if batch[1]]
 
 

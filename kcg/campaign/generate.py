@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import queue
 import time
@@ -11,21 +13,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from kcg.campaign.sampling import HAND_CODED, Drawn, draw_timed
-from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
+from kcg.campaign.compiling import Compiled, CompilesOnly, Programs, are_alike, runs_on
+from kcg.campaign.sampling import HAND_CODED, Choice, Drawn, draw_timed
+from kcg.campaign.settings import CampaignSettings, CampaignSummary, Stage, joined
 from kcg.campaign.tables import TableTask, table_calls
-from kcg.campaign.tasks import KernelTask, distinct_calls, shard_of, why_not, workloads_of
+from kcg.campaign.tasks import (
+    Drawing,
+    KernelTask,
+    WaitingTask,
+    distinct_calls,
+    in_order,
+    kinds_of,
+    shard_of,
+    why_not,
+    with_regions,
+    workloads_of,
+)
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
-from kcg.dataset.journal import Doubt, Journal, Run
+from kcg.dataset.journal import UNSTATED, Chosen, Doubt, Expected, Journal, Run, scores_of
 from kcg.dataset.noise import RETIMED
+from kcg.dataset.programs import ProgramFile, Waiting, programs_beside
 from kcg.dataset.schema import check_header
-from kcg.errors import JournalError
+from kcg.errors import JournalError, UsageError
+from kcg.kernel.kinds import made_by, own_kind
+from kcg.kernel.targets import TARGETS, target_named
 from kcg.measure.interface import Measures
+from kcg.measure.jobs import CompileOutcome
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.service import MeasureService, Request
+from kcg.measure.service import MeasureService, Request, ServiceSettings
 from kcg.provenance import provenance
 from kcg.types import Measurement, Schedule, Variables, Workload, WorkloadCall
 
@@ -42,7 +60,15 @@ TOGETHER = 64  # schedules of a kernel that go to the device in one go
 Log = Callable[[str, float | None], None]
 
 
-Ended = Drawn | Measurement | BaseException  # what comes back: drawn schedules, a row, or why nothing was drawn
+Ended = Drawn | Measurement | Compiled | BaseException
+"""What comes back: drawn schedules, a row, what is to be measured elsewhere, or why nothing was drawn."""
+
+
+class _OfKind(NamedTuple):
+    """A call, and a kind of which schedules are drawn of it."""
+
+    call: WorkloadCall
+    kind: str
 
 
 @dataclass
@@ -51,7 +77,7 @@ class _Flight:
 
     task: KernelTask
     left: int = 0  # of the batch
-    waiting: list[tuple[Schedule, str]] = field(default_factory=list)  # drawn, for the batches after it
+    waiting: list[Choice] = field(default_factory=list)  # drawn, for the batches after it
 
 
 @dataclass
@@ -66,6 +92,10 @@ class _CampaignRun:
     deadline: float | None
     log: Log
     facts: Mapping[str, Any]  # what the journal holds of a run
+    file: ProgramFile | None = None  # of programs that are compiled and not measured, or the other way round
+    programs: Programs | None = None  # what that file held at first
+    compiled: int = 0  # schedules that this run put there
+    made_s: float = 0.0  # what compiling took elsewhere, of what this run measures
     began: float = field(default_factory=time.monotonic)
     measured: int = 0
     known: int = 0
@@ -76,7 +106,7 @@ class _CampaignRun:
     drawing_s: float = 0.0
     _left: int = 0
     _fitting: list[WorkloadCall] = field(default_factory=list)
-    _undrawn: dict[tuple[str, Variables, bool], str] = field(default_factory=dict)  # kernel, of a table? -> why
+    _undrawn: dict[tuple[str, Variables, str, bool], str] = field(default_factory=dict)  # region, kind, table? -> why
     _runs: set[str] = field(default_factory=set)  # ids of those that are in the journal
     _doubts: list[Doubt] = field(default_factory=list)
     _done: queue.SimpleQueue[tuple[_Flight, Ended]] = field(default_factory=queue.SimpleQueue)
@@ -93,6 +123,24 @@ class _CampaignRun:
         facts = {**self.facts, **self.service.run_facts(run_id)}
         self.journal.add_run(Run(run_id, started, self.settings.command, facts))
         self._runs.add(run_id)
+
+    def use_programs(self, file: ProgramFile) -> None:
+        """Have programs kept in a file, or measured that are there. Raises UsageError where these are for another
+        target."""
+        target, toolchain = self.service.target, self.service.toolchain
+        self.file, self.programs = file, Programs(file, self.journal, target, toolchain)
+        if self.settings.stage is Stage.MEASURE:
+            regions = self.journal.regions()
+            if lacking := [key[0] for key in self.programs.waiting if key[0] not in regions]:
+                raise JournalError(
+                    f"{self.journal.path} lacks region {lacking[0][:12]} of the programs beside it: copy both together"
+                )
+            found = {key: WorkloadCall(regions[key[0]], 1, key[1]) for key in self.programs.waiting}
+            self.calls = shard_of(in_order(found, seed=self.settings.seed), self.settings.shard)
+            self.leave_out()
+            for made in self.programs.toolchains():
+                for fingerprint in made.fingerprints:
+                    self.journal.add_toolchain(made, fingerprint)
 
     def doubt(self, run_id: str, since_unix_s: float, why: str) -> None:
         """Have the journal hold that rows are doubtful: what they are of is measured again."""
@@ -115,11 +163,13 @@ class _CampaignRun:
 
     def run(self) -> None:
         """All kernels, again while rows of them became doubtful."""
-        target, toolchain = self.service.target, self.service.toolchain
-        wanted = self.settings.schedules_per_kernel
-        before = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
-        self.known = sum(before.get((call.region.id, call.variables), 0) for call in self.calls)
-        self._left = sum(max(wanted - before.get((c.region.id, c.variables), 0), 0) for c in self._fitting)
+        wanted, before = self.settings.schedules_per_kernel, self._counts()
+        every = [one for call in self._fitting for one in self._kinds(call)]
+        self.known = sum(before[one] for call in self.calls for one in self._kinds(call))
+        if self.programs is None or self.settings.stage is Stage.COMPILE:
+            self._left = sum(max(wanted - before[one], 0) for one in every)
+        else:
+            self._left = sum(len(self._task(one, wanted).waiting) for one in every)
         while True:
             doubts = len(self._doubts)
             self._all_kernels()
@@ -128,14 +178,49 @@ class _CampaignRun:
                 break
         self.finished = not self.out_of_time and not self._undrawn
 
+    def _kinds(self, call: WorkloadCall) -> list[_OfKind]:
+        """What schedules are drawn of a call, by kind."""
+        return [_OfKind(call, kind) for kind in kinds_of(call, self.settings.kinds, self.service.target)]
+
+    def _counts(self) -> Counter[_OfKind]:
+        """How many schedules are known of each call and kind. tinygrad's own choice counts as one of every kind."""
+        known: Counter[tuple[str, Variables, str]] = Counter()
+        for target, toolchain in self._known_as():
+            known.update(self.journal.schedules_known(target, toolchain, PROTOCOL))
+        if self.programs is not None and self.settings.stage is Stage.COMPILE:
+            waiting = [one for some in self.programs.waiting.values() for one in some]
+            rows = (row for names in self._known_as() for row in self.journal.known(*names, PROTOCOL))
+            measured = {(row.region_id, row.variables, row.schedule) for row in rows}
+            only = [one for one in waiting if (one.region_id, one.variables, one.schedule) not in measured]
+            known.update((one.region_id, one.variables, one.schedule.kind) for one in only)
+        found: Counter[_OfKind] = Counter()
+        for one in (one for call in self.calls for one in self._kinds(call)):
+            same, own = (one.call.region.id, one.call.variables), own_kind(one.call.region)
+            found[one] = known[*same, one.kind] + (one.kind != own and known[*same, own] > 0)
+        return found
+
+    def _known_as(self) -> list[tuple[str, str]]:
+        """Targets and toolchains, by fingerprint, of which rows say what is known."""
+        target, toolchain = self.service.target, self.service.toolchain
+        if self.settings.stage is Stage.COMPILE:  # by whichever driver they were measured
+            targets = [name for name, one in self.journal.targets().items() if runs_on(one, target)]
+            made = [name for name, one in self.journal.toolchains().items() if are_alike(one, toolchain)]
+            return list(itertools.product(targets, made))
+        others = self.programs.toolchains() if self.programs is not None else []
+        names = dict.fromkeys(name for one in (toolchain, *others) for name in one.fingerprints)
+        return [(target.fingerprint, name) for name in names]
+
     def _all_kernels(self) -> None:
         """First with some of their schedules each, then with all, then those with tables."""
-        target, toolchain = self.service.target, self.service.toolchain
-        wanted, calls = self.settings.schedules_per_kernel, self._fitting
-        for stage in sorted({max(round(FIRST_SHARE * wanted), min(wanted, 8)), wanted}):
-            counts = self.journal.schedules_known(target.fingerprint, toolchain.fingerprint, PROTOCOL)
-            waiting = (c for c in calls if counts.get((c.region.id, c.variables), 0) < stage)
-            self._stage(self._task(call, stage) for call in waiting)
+        target, toolchain, wanted = self.service.target, self.service.toolchain, self.settings.schedules_per_kernel
+        if self.settings.stage is Stage.MEASURE:
+            self._stage(self._task(one, wanted) for call in self._fitting for one in self._kinds(call))
+            return
+        first = wanted if self.settings.stage is Stage.COMPILE else max(round(FIRST_SHARE * wanted), min(wanted, 8))
+        for stage in sorted({first, wanted}):
+            counts = self._counts()
+            waiting = (one for call in self._fitting for one in self._kinds(call) if counts[one] < stage)
+            self._stage(self._task(one, stage) for one in waiting)
         declared = self.journal.lattices(target.fingerprint, toolchain.fingerprint)
         self._stage(self._table_task(call, declared.get(call.region.id, "")) for call in self.tables)
 
@@ -150,15 +235,17 @@ class _CampaignRun:
             self.finished,
             self.skipped,
             *self.busy,
-            len({(region_id, variables) for region_id, variables, _ in self._undrawn}),
+            len({key[:2] for key in self._undrawn}),
             next(reversed(self._undrawn.values()), ""),
+            self.compiled,
+            *(self.file.counts() if self.file is not None else (0, 0)),
         )
 
     @property
     def busy(self) -> tuple[float, float]:
         """Shares of their time that the compiling children and the device's child worked."""
         spent, elapsed_s = self.service.spent_s, time.monotonic() - self.began
-        compiling = self.drawing_s + spent["compile"]
+        compiling = self.drawing_s + spent["compile"] - self.made_s
         return (
             compiling / (elapsed_s * self.service.compile_workers),
             (sum(spent.values()) - spent["compile"]) / (elapsed_s * self.service.devices),
@@ -166,8 +253,9 @@ class _CampaignRun:
 
     @property
     def _most(self) -> int:
-        """Schedules of one batch."""
-        return max(BATCH_A_WORKER * self._compilers, 8)
+        """Schedules of one batch: all, where nothing is measured meanwhile, since a second draw would know no more."""
+        least = self.settings.schedules_per_kernel if self.settings.stage is Stage.COMPILE else 8
+        return max(BATCH_A_WORKER * self._compilers, least)
 
     @property
     def _compilers(self) -> int:
@@ -185,24 +273,27 @@ class _CampaignRun:
             declaration=declaration,
         )
 
-    def _task(self, call: WorkloadCall, wanted: int) -> KernelTask:
-        return KernelTask(
-            call,
+    def _task(self, one: _OfKind, wanted: int) -> KernelTask:
+        made = WaitingTask if self.settings.stage is Stage.MEASURE else KernelTask
+        waits = self.programs.of(one.call.region.id, one.call.variables) if self.programs is not None else {}
+        own = own_kind(one.call.region)
+        return made(
+            one.call,
             self.service.target,
             wanted=wanted,
-            mix=self.settings.mix,
+            mix=self.settings.mix if one.kind == own else self.settings.tile_mix,
             seed=self.settings.seed,
-            most=self._most,
-            known=self._rows(call),
-            predictor=self.settings.predictor,
+            how=Drawing(one.kind, self._most, self.settings.predictor),
+            known=self._rows(one.call),
+            waits=[choice_of(w) for w in waits.values() if w.schedule.kind == one.kind or w.sampler == HAND_CODED],
         )
 
     def _rows(self, call: WorkloadCall) -> list[Measurement]:
         """What was measured of a kernel in a search; its binaries are not timed again."""
-        target, toolchain = self.service.target, self.service.toolchain
         rows = [
             row
-            for row in self.journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL, region_id=call.region.id)
+            for target, toolchain in self._known_as()
+            for row in self.journal.known(target, toolchain, PROTOCOL, region_id=call.region.id)
             if row.variables == call.variables and row.early_stop and row.sampler != RETIMED
         ]
         for row in rows:
@@ -229,6 +320,9 @@ class _CampaignRun:
                 self._declare(flight.task)
             elif isinstance(ended, Measurement):
                 self._record(flight.task, ended)
+                flight.left -= 1
+            elif isinstance(ended, Compiled):
+                self._keep(flight.task, ended)
                 flight.left -= 1
             else:
                 self._not_drawn(flight.task, ended)
@@ -273,30 +367,34 @@ class _CampaignRun:
             target, toolchain = self.service.target, self.service.toolchain
             self.journal.add_lattice(task.call.region.id, target.fingerprint, toolchain.fingerprint, task.declaration)
 
-    def _send(self, flight: _Flight, batch: list[tuple[Schedule, str]]) -> None:
-        """Have a batch measured."""
+    def _send(self, flight: _Flight, batch: list[Choice]) -> None:
+        """Have a batch measured, or compiled."""
         task = flight.task
+        task.choices.update({choice.schedule: choice for choice in batch})
         baseline_s = task.baseline_s or 0.0
         timeout_s = min(max(TIMEOUT_FACTOR * baseline_s, SHORTEST_TIMEOUT_S), LONGEST_TIMEOUT_S)
         requests = [
             Request(
                 task.call.region,
-                schedule,
+                choice.schedule,
                 task.call.variables,
-                who,
+                choice.sampler,
                 in_search=True,
                 stop_above_best=STOP_ABOVE,
                 stop_above_s=STOP_ABOVE * baseline_s or None,
-                timeout_s=LONGEST_TIMEOUT_S if who == HAND_CODED else timeout_s,
+                timeout_s=LONGEST_TIMEOUT_S if choice.sampler == HAND_CODED else timeout_s,
             )
-            for schedule, who in batch
+            for choice in batch
         ]
-        if batch and task.baseline is not None and not task.repeated:
+        baseline = task.baseline
+        if self.settings.stage is Stage.MEASURE:  # one batch may be all
+            baseline = baseline or next((one.schedule for one in batch if one.sampler == HAND_CODED), None)
+        if batch and baseline is not None and not task.repeated and self.settings.stage is not Stage.COMPILE:
             # once more among the others, as A and as B: what they differ by is the noise floor of this kernel
             task.repeated = True
             again = Request(
                 task.call.region,
-                task.baseline,
+                baseline,
                 task.call.variables,
                 HAND_CODED,
                 in_search=True,
@@ -306,31 +404,91 @@ class _CampaignRun:
             requests.insert(len(requests) // 2, again)
         flight.left = len(requests)
 
-        def ended(future: Future[Measurement]) -> None:
+        def ended(future: Future[Any]) -> None:
             self._done.put((flight, future.result()))
 
+        made = self._made(task, batch)
         for first in range(0, len(requests), TOGETHER):
-            for future in self.service.measure(requests[first : first + TOGETHER], together=True):
+            together = requests[first : first + TOGETHER]
+            for future in self.service.measure(together, together=True, made=made):
                 future.add_done_callback(ended)
+
+    def _waiting(self, task: KernelTask) -> dict[Schedule, Waiting]:
+        """What waits of a region to be measured by this run."""
+        if self.programs is None or self.settings.stage is not Stage.MEASURE:
+            return {}
+        return self.programs.of(task.call.region.id, task.call.variables)
+
+    def _made(self, task: KernelTask, batch: list[Choice]) -> dict[Schedule, Future[CompileOutcome]]:
+        """What schedules of a batch were compiled to before."""
+        waiting, found = self._waiting(task), dict[Schedule, Future[CompileOutcome]]()
+        for choice in batch:
+            if self.programs is not None and (one := waiting.get(choice.schedule)) is not None and one.program:
+                found[choice.schedule] = Future()
+                found[choice.schedule].set_result(self.programs.outcome(one))
+                self.made_s += one.compile_s
+        return found
+
+    def _keep(self, task: KernelTask, compiled: Compiled) -> None:
+        """A schedule waits to be measured by another run."""
+        assert self.file is not None
+        request, outcome = compiled.request, compiled.outcome
+        choice = task.choices[request.schedule]
+        waiting = Waiting(
+            request.region.id,
+            request.variables,
+            request.schedule,
+            self.service.target.fingerprint,
+            made_by(self.service.toolchain, request.schedule),
+            request.sampler,
+            chosen_of(choice),
+            outcome.compile_s if outcome is not None else 0.0,
+            "",
+            self.service.run_id,
+        )
+        self.compiled += self.file.add(waiting, None if outcome is None else outcome.compiled)
+        task.wait(choice)
+        self._tell(f"{self.compiled} schedules compiled", self.compiled)
 
     def _record(self, task: KernelTask, row: Measurement) -> None:
         self.add_run(row.run_id)
-        self.journal.record(row)
+        waiting = self._waiting(task).get(row.schedule)
+        if waiting is not None and waiting.program and self.programs is not None:
+            row = self.programs.made_here(row, waiting)
+        choice = task.choices.get(row.schedule)
+        is_new = self.journal.record(row, chosen=UNSTATED if choice is None else chosen_of(choice))
         check_in_place(self.journal)
         task.record(row)
-        self.statuses[str(row.status)] += 1
-        self.measured += 1
+        self.statuses[str(row.status)] += is_new
+        self.measured += is_new
+        self._tell(f"{self.measured} schedules measured", self.measured)
+
+    def _tell(self, what: str, done: int) -> None:
+        """Say how far it is, once a second."""
         now = time.monotonic()
         if now - self.last_logged >= 1.0:
             self.last_logged = now
-            pace = self.measured / (now - self.began)
-            left = max(self._left - self.measured, 0)
+            pace = max(done, 1) / (now - self.began)
+            left = max(self._left - done, 0)
             eta = left / pace if self.deadline is None else min(left / pace, self.deadline - now)
-            self.log(f"{self.measured} schedules measured, at most {left} to go, {pace:.1f} a second", eta)
+            self.log(f"{what}, at most {left} to go, {pace:.1f} a second", eta)
 
 
-def _undrawn_key(task: KernelTask) -> tuple[str, Variables, bool]:
-    return task.call.region.id, task.call.variables, isinstance(task, TableTask)
+def chosen_of(choice: Choice) -> Chosen:
+    """What is stored of how a schedule was drawn."""
+    expected = Expected(choice.expected_s, None, choice.expected_failure) if choice.expected_s else None
+    return Chosen(choice.pool, "" if expected is None else scores_of(expected), choice.probability)
+
+
+def choice_of(waiting: Waiting) -> Choice:
+    """The same of one that waits."""
+    expected, why = waiting.chosen.expected, waiting.chosen
+    seconds, fails = (expected.predicted_s, expected.failure_probability) if expected is not None else (0.0, 0.0)
+    return Choice(waiting.schedule, waiting.sampler, "", why.pool, why.probability, seconds, fails)
+
+
+def _undrawn_key(task: KernelTask) -> tuple[str, Variables, str, bool]:
+    return task.call.region.id, task.call.variables, task.kind, isinstance(task, TableTask)
 
 
 def check_in_place(journal: Journal) -> None:
@@ -347,20 +505,46 @@ def record_workloads(settings: CampaignSettings, log: Log) -> tuple[str, ...]:
     prepare(choice.dev)
     names = []
     with Journal.open(settings.out) as journal:
-        for workload in workloads_of(settings, choice.device, lambda line: log(line, None)):
+        for workload in captured(settings, choice.device, log):
             journal.add_workload(workload)
             names.append(f"{workload.name}/{workload.preset}")
     return tuple(names)
 
 
+def captured(settings: CampaignSettings, device: str, log: Log) -> Iterator[Workload]:
+    """The workloads of a campaign, and regions of several of their kernels, where those are asked for. Which of them
+    have programs is looked at for the target that is named, or else for one that has all kinds of them. None where only
+    what waits is measured."""
+    if settings.stage is Stage.MEASURE:
+        return
+    if settings.regions and device.startswith("CPU"):
+        raise UsageError(f"--regions {settings.regions}: on a CPU several kernels are no program")
+    target = target_named(settings.target) if settings.target else TARGETS["sm_90"]
+    for workload in workloads_of(settings, device, lambda line: log(line, None)):
+        yield from with_regions(workload, settings.regions, target)
+
+
 def generate_here(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
-    """One run on one device, in this process; see `kcg.campaign.workers.generate`."""
+    """One run on one device, in this process, or without one where the settings say so; see
+    `kcg.campaign.workers.generate`."""
     began = time.monotonic()
+    if settings.stage is Stage.COMPILE:
+        prepare(choose_device("CPU").dev)  # to schedule without allocating, any device does that opens here
+        check_header(settings.out, create=True)
+        with CompilesOnly(target_named(settings.target), compile_workers=settings.compile_workers) as service:
+            workloads = list(captured(settings, service.target.device, log))
+            return generate_on(settings, [(service, workloads)], began=began, log=log)
     choice = choose_device(settings.device)
     prepare(choice.dev)
     check_header(settings.out, create=True)  # before anything is captured, which may take a minute
-    workloads = list(workloads_of(settings, choice.device, lambda line: log(line, None)))
-    with MeasureService(choice.dev, run_id=uuid.uuid4().hex, compile_workers=settings.compile_workers) as service:
+    workloads = list(captured(settings, choice.device, log))
+    on_cpu = choice.dev.startswith("CPU")  # whose cores take the samples
+    with MeasureService(
+        choice.dev,
+        run_id=uuid.uuid4().hex,
+        compile_workers=settings.compile_workers,
+        settings=ServiceSettings(references_beside=not on_cpu),
+    ) as service:
         return generate_on(settings, [(service, workloads)], began=began, log=log)
 
 
@@ -369,8 +553,13 @@ def generate_on(
 ) -> CampaignSummary:
     """One run on each of the services at once, with the workloads of its target, into one journal: rows of one target
     never stand for those of another. `began` is when the time of the budget began, by `time.monotonic`."""
-    with Journal.open(settings.out) as journal:
+    with Journal.open(settings.out) as journal, contextlib.ExitStack() as stack:
         runs = [_begin(settings, service, workloads, journal, began, log) for service, workloads in parts]
+        if settings.stage is not Stage.BOTH:
+            path = programs_beside(settings.out)
+            file = stack.enter_context(ProgramFile.open(path, create=settings.stage is Stage.COMPILE))
+            for run in runs:
+                run.use_programs(file)
         if len(runs) == 1:
             runs[0].run()
         else:
@@ -407,7 +596,8 @@ def _begin(
     for workload in workloads:
         journal.add_workload(workload)
     facts = {
-        "device": target.tinygrad_device, "mix": dict(settings.mix), "seed": settings.seed,
+        "device": target.tinygrad_device, "mix": dict(settings.mix), "tile_mix": dict(settings.tile_mix),
+        "kinds": list(settings.kinds), "regions": settings.regions, "stage": str(settings.stage), "seed": settings.seed,
         "shard": list(settings.shard), "schedules_per_kernel": settings.schedules_per_kernel,
         "kernels_per_family": settings.kernels_per_family, "predictor": settings.predictor,
         "compile_workers": service.compile_workers, **provenance(),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kcg.errors import UnknownName
-from kcg.kernel.kinds import Shortens, Space, kind_of
+from kcg.kernel.kinds import DrawsUniformly, Shortens, Space, kind_of
 from kcg.predictor.interface import Judge, Predictor, judge_of
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
@@ -26,6 +26,9 @@ MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6
 WALKS_A_BATCH = 8
 GREEDY_CHOICES = 5  # legal steps, drawn at random, among which the best predicted is taken
 NEAR_BEST = 5  # schedules around which `near:best` looks
+NEAR_PRIOR = 2  # of the kind's own choices, around which `near:prior` looks
+SHARPNESS = 8.0  # what is expected to take twice as long is chosen by `near:prior` 2**SHARPNESS times as rarely
+MOST_LISTED = 2_000  # schedules of a space that `uniform` lists, where the space cannot draw by itself
 BEAM_MIN_PROGRESS_S = 1e-8  # BEAM stops when the best improves by less: 0.01 µs, as in tinygrad
 
 
@@ -44,6 +47,41 @@ class KernelState:
         """What is expected of the space's schedules."""
         return judge_of(self.predictor, self.space)
 
+    @functools.cached_property
+    def listed(self) -> list[Schedule]:
+        """Every schedule that steps lead to, each program once; none where these are more than `MOST_LISTED`."""
+        reached = {self.space.key(one): one for one in (self.space.start(), self.space.baseline())}
+        waiting = list(reached.values())
+        for schedule in waiting:
+            for action in self.space.actions(schedule):
+                if (key := self.space.key(action.schedule)) not in reached:
+                    reached[key] = action.schedule
+                    waiting.append(action.schedule)
+            if len(reached) > MOST_LISTED:
+                return []
+        return waiting
+
+    @functools.cached_property
+    def near_prior(self) -> dict[Schedule, float]:
+        """The kind's own choices and their neighbours, each with its chance in a draw of `near:prior`."""
+        first = self.space.prior()[:NEAR_PRIOR] or [self.space.start()]
+        pool = list(dict.fromkeys([*first, *(other for one in first for other in self.space.neighbours(one))]))
+        expected = [prediction.log_runtime for prediction in self.judge.predict(pool)]
+        weights = [math.exp(SHARPNESS * (min(expected) - one)) for one in expected]
+        return {one: weight / sum(weights) for one, weight in zip(pool, weights, strict=True)}
+
+    @functools.cached_property
+    def near_best(self) -> dict[Schedule, float]:
+        """The neighbours of the fastest that were measured, or of where steps begin before any was, each with its
+        chance in a draw of `near:best`: one of the fastest at random, then one of its neighbours."""
+        around = {one: self.space.neighbours(one) for one in fastest(self, NEAR_BEST) or [self.space.start()]}
+        chances: dict[Schedule, float] = {}
+        for neighbours in around.values():
+            for other in neighbours:
+                chances[other] = chances.get(other, 0.0) + 1 / (len(around) * len(neighbours))
+        total = sum(chances.values())  # less than 1 where one has no neighbours
+        return {one: chance / total for one, chance in chances.items()}
+
 
 Draw = Callable[[KernelState, random.Random], list[Schedule]]
 """The next schedules, which may contain some that are known already; none where the sampler has come to its end."""
@@ -60,16 +98,47 @@ def _walk(state: KernelState, rng: random.Random, origin: Schedule) -> Schedule:
     return schedule
 
 
-def _near_best(state: KernelState, rng: random.Random) -> Schedule:
+def fastest(state: KernelState, count: int) -> list[Schedule]:
+    """The fastest that were measured, the first first."""
+    ran = sorted((seconds, key) for key, seconds in state.times_s.items() if math.isfinite(seconds))
+    return [state.known[key] for _, key in ran[:count] if key in state.known]
+
+
+def _has_steps(state: KernelState) -> bool:
+    """Whether schedules of the space are lists of steps, of which the last can be taken back."""
+    return isinstance(kind_of(state.space.start()), Shortens)
+
+
+def _near_best(state: KernelState, rng: random.Random) -> list[Schedule]:
+    if not _has_steps(state):
+        return _drawn(state.near_best, rng)
+    return [_changed_steps(state, rng) for _ in range(WALKS_A_BATCH)]
+
+
+def _changed_steps(state: KernelState, rng: random.Random) -> Schedule:
     """One of the fastest measured so far, up to two of its last Opts taken back, and one to three others instead."""
-    fastest = sorted((seconds, key) for key, seconds in state.times_s.items() if math.isfinite(seconds))[:NEAR_BEST]
-    known = [state.known[key] for _, key in fastest if key in state.known]
+    known = fastest(state, NEAR_BEST)
     origin = rng.choice(known) if known else state.space.baseline()
     kind, back = kind_of(origin), rng.randint(0, 2)
     schedule = kind.shortened(origin, back) if isinstance(kind, Shortens) else origin
     for _ in range(rng.randint(1, 3)):
         schedule = state.space.sample(rng, schedule) or schedule
     return schedule
+
+
+def _drawn(chances: Mapping[Schedule, float], rng: random.Random) -> list[Schedule]:
+    """Some of a pool by their chances, each draw by itself; of those that are likely one may come again, so that as
+    many are drawn as it takes to meet a new one."""
+    if not chances:
+        return []
+    return rng.choices(list(chances), list(chances.values()), k=max(WALKS_A_BATCH, 2 * len(chances)))
+
+
+def _uniform(state: KernelState, rng: random.Random) -> list[Schedule]:
+    if isinstance(state.space, DrawsUniformly):
+        found = [state.space.uniform(rng) for _ in range(WALKS_A_BATCH)]
+        return [one for one in found if one is not None]
+    return [rng.choice(state.listed) for _ in range(2 * len(state.listed))]
 
 
 def _greedy_walk(state: KernelState, rng: random.Random, epsilon: float) -> Schedule:
@@ -153,7 +222,7 @@ def _searching(name: str) -> Draw:
                 raise _Asked(fresh)
             return [_believed(one, p.runtime_s) for one, p in zip(batch, judge.predict(batch), strict=True)]
 
-        known = {one: _seen(one, state.times_s[key]) for key, one in state.known.items()}
+        known = {one: _seen(one, state.times_s[key]) for key, one in state.known.items() if key in state.times_s}
         problem = Problem(
             space, judge.predict, measure, Ledger(), rng, batch_size=WALKS_A_BATCH, known=known, correct=judge.correct
         )
@@ -183,12 +252,48 @@ def _seen(schedule: Schedule, time_s: float) -> Observation:
 
 
 @dataclass(frozen=True)
+class Chance:
+    """From what a schedule was drawn, and the probability with which one draw gives it.
+
+    Draws are independent. What is known already is left out, so that of a sampler's n draws a schedule is among the
+    rows with a probability of 1 - (1 - p)^n.
+    """
+
+    pool: str = ""  # what it is called, and after a colon how many schedules it has; empty where nobody can tell
+    probability: float | None = None  # None where nobody can tell
+
+
+UNKNOWN = Chance()
+
+
+@dataclass(frozen=True)
 class Sampler:
     """A sampler of the registry."""
 
     pattern: str  # of its name
     make: Callable[..., Draw]  # of the groups of the pattern
     about: str
+    chance: Callable[[KernelState, Schedule], Chance] = lambda state, schedule: UNKNOWN
+
+
+def _of_uniform(state: KernelState, schedule: Schedule) -> Chance:
+    space = state.space
+    count = space.count() if isinstance(space, DrawsUniformly) else len(state.listed)
+    return Chance(f"legal:{count:.0f}", 1 / count)
+
+
+def _of_near_prior(state: KernelState, schedule: Schedule) -> Chance:
+    return Chance(f"near prior:{len(state.near_prior)}", state.near_prior.get(schedule))
+
+
+def _of_near_best(state: KernelState, schedule: Schedule) -> Chance:
+    if _has_steps(state):
+        return UNKNOWN
+    return Chance(f"near best:{len(state.near_best)}", state.near_best.get(schedule))
+
+
+def _certain(state: KernelState, schedule: Schedule) -> Chance:
+    return Chance("", 1.0)
 
 
 def _several(one: Callable[[KernelState, random.Random], Schedule]) -> Draw:
@@ -220,10 +325,20 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {
         "walks along the steps predicted best of some, each at random with that probability",
     ),
     "near:best": Sampler(
-        "near:best", lambda: _several(_near_best), "the fastest measured so far, their last steps changed"
+        "near:best",
+        lambda: _near_best,
+        "the fastest measured so far, their last steps changed; where there are no steps, one of their neighbours",
+        _of_near_best,
     ),
+    "near:prior": Sampler(
+        "near:prior",
+        lambda: lambda state, rng: _drawn(state.near_prior, rng),
+        "the kind's own choices and their neighbours, what is expected to be fast more often",
+        _of_near_prior,
+    ),
+    "uniform": Sampler("uniform", lambda: _uniform, "all legal schedules, each as likely", _of_uniform),
     "random": Sampler("random", lambda: _searching("random"), "what `--search random` would measure next"),
-    "prior": Sampler("prior", lambda: _searching("prior"), "what `--search prior` would measure next"),
+    "prior": Sampler("prior", lambda: _searching("prior"), "what `--search prior` would measure next", _certain),
     "mcts": Sampler("mcts", lambda: _searching("mcts"), "what `--search mcts` would measure next"),
 }
 """Every sampler of `--samplers`, as it is spelled there."""
@@ -232,7 +347,18 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {
 @functools.cache
 def sampler(name: str) -> Draw:
     """The sampler of a name, as `beam:2/8`. Raises UnknownName."""
+    one, groups = _named(name)
+    return one.make(*groups)
+
+
+def chance(name: str, state: KernelState, schedule: Schedule) -> Chance:
+    """With which probability the sampler of a name draws a schedule, knowing what `state` holds. Raises UnknownName."""
+    return _named(name)[0].chance(state, schedule)
+
+
+@functools.cache
+def _named(name: str) -> tuple[Sampler, tuple[str, ...]]:
     for one in SAMPLERS.values():
         if (found := re.fullmatch(one.pattern, name)) is not None:
-            return one.make(*found.groups())
+            return one, found.groups()
     raise UnknownName("sampler", name, list(SAMPLERS))

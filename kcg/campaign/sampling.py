@@ -11,12 +11,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kcg.campaign.samplers import KernelState, sampler
+from kcg.campaign.samplers import UNKNOWN, Chance, KernelState, chance, sampler
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import CountsUops, Space
+from kcg.kernel.kinds import CountsUops, Space, baseline_of, own_kind
 from kcg.kernel.kinds import space_of as fresh_space_of
 from kcg.predictor.choice import AUTO, deferred
+from kcg.predictor.cost import guiding
+from kcg.predictor.interface import judge_of
 from kcg.predictor.roofline import Roofline
+from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule, Target
 
 MOST_VISITED = 20_000  # schedules whose steps `unseen` follows: some ten seconds of one core
@@ -64,23 +67,39 @@ were a quarter, and seven tenths of all compiling. Searches and what is near the
 
 THINNED = ("walk:", "greedy:", "random")
 HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
+BEGINNING = {True: "raw", False: "start"}  # of where the space begins: of the kind of tinygrad's own choice, or another
+ALWAYS = Chance("", 1.0)
 REST = "rest"  # the same of what no sampler finds, in a small space
 SPACES_KEPT = 8
 
 
 @dataclass(frozen=True)
 class Known:
-    """A schedule that was measured."""
+    """A schedule that was measured, or will be."""
 
     schedule: Schedule
     sampler: str
-    time_s: float  # infinite where it failed
+    time_s: float  # infinite where it failed, or was not measured yet
     key: str = ""  # empty: not computed yet
+    waits: bool = False  # it is compiled, and not measured yet
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule that was drawn, and how."""
+
+    schedule: Schedule
+    sampler: str
+    key: str
+    pool: str = ""  # see `kcg.campaign.samplers.Chance`
+    probability: float | None = None
+    expected_s: float = 0.0  # what was expected of it, in seconds
+    expected_failure: float = 0.0  # and how likely it was expected to fail
 
 
 @dataclass(frozen=True)
 class DrawJob:
-    """What is known of a kernel, and how many schedules it is to have."""
+    """What is known of a region, and how many schedules of a kind it is to have."""
 
     region: Region
     target: Target
@@ -92,13 +111,14 @@ class DrawJob:
     most: int = 64  # schedules of the batch
     predictor: str = AUTO  # whom a greedy sampler follows, as `choose_predictor` takes it
     fill: bool = True  # whether what no sampler finds is drawn too, for the sake of `wanted`
+    kind: str = ""  # of the schedules; empty: that of tinygrad's own choice
 
 
 @dataclass(frozen=True)
 class Drawn:
     """The next schedules, and what was found out on the way."""
 
-    batch: tuple[tuple[Schedule, str, str], ...]  # schedule, sampler, key
+    batch: tuple[Choice, ...]
     keys: tuple[str, ...]  # of `DrawJob.known`, in order; empty where a schedule does not apply
     ended: frozenset[str]
     why_not: str = ""  # why nothing can be drawn
@@ -113,8 +133,11 @@ def draw_timed(draw: Callable[[Any], Drawn], job: Any) -> Drawn:
 
 
 @functools.lru_cache(SPACES_KEPT)
-def space_of(region: Region, target: Target) -> Space:
-    return fresh_space_of(region, target)
+def space_of(region: Region, target: Target, kind: str = "") -> Space:
+    """The space of a kind, by default of the one that holds the region's baseline; of another one as a search sees it.
+    Raises as `kcg.kernel.kinds.space_of`."""
+    space = fresh_space_of(region, target, kind)
+    return space if kind in ("", own_kind(region)) else FromItsStart(space)
 
 
 def keys_of(space: Space, known: tuple[Known, ...]) -> tuple[str, ...]:
@@ -128,16 +151,20 @@ def draw(job: DrawJob) -> Drawn:
     others', and where none finds anything new the space is counted through: a kernel gets as many schedules as are
     wanted, or all that it has. None of the batch is known."""
     try:
-        space = space_of(job.region, job.target)
-        baseline = space.baseline()
+        space = space_of(job.region, job.target, job.kind)
+        begins = space.start()
+        baseline = baseline_of(job.region, job.target) if isinstance(space, FromItsStart) else space.baseline()
     except ScheduleError as error:
         return Drawn((), ("",) * len(job.known), job.ended, str(error))
     keys = keys_of(space, job.known)
     known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
-    times, schedules = {key: k.time_s for key, k in known.items()}, {key: k.schedule for key, k in known.items()}
-    drawing = _Drawing(job, KernelState(space, deferred(job.predictor, job.target), times, schedules))
-    for schedule, who in ((baseline, HAND_CODED), (space.start(), "raw")):
-        drawing.add(schedule, who, always=who == HAND_CODED)
+    times = {key: k.time_s for key, k in known.items() if not k.waits}
+    schedules = {key: k.schedule for key, k in known.items()}
+    guide = guiding(space, deferred(job.predictor, job.target))
+    waiting = {key for key, k in known.items() if k.waits}
+    drawing = _Drawing(job, KernelState(space, guide, times, schedules, waiting))
+    drawing.add_baseline(baseline)
+    drawing.add(begins, BEGINNING[baseline.kind == begins.kind], chance=ALWAYS)
     fixed = len(drawing.batch)
     drawing.assign()
     while len(drawing.batch) == fixed and (open_ := drawing.open()):
@@ -164,9 +191,10 @@ class _Drawing:
 
     def __init__(self, job: DrawJob, state: KernelState) -> None:
         self.job, self.state = job, state
-        self.batch: list[tuple[Schedule, str, str]] = []
+        self.batch: list[Choice] = []
         self.ended = set(job.ended)
-        self.taken = set(state.times_s)
+        self.taken = set(state.known) | set(state.times_s)
+        self._judge = judge_of(guiding(state.space, Roofline()), state.space)
         self.asked = 0
         self.left = min(job.wanted - len(job.known), job.most)
         self.by_sampler = Counter(known.sampler for known in job.known)
@@ -198,7 +226,7 @@ class _Drawing:
         new = 0
         for schedule in sampler(who)(self.state, rng):
             if self.by_sampler[who] < self.share[who]:
-                new += self.add(schedule, who, rng)
+                new += self.add(schedule, who, rng, chance=chance(who, self.state, schedule))
         if not new and self.left > 0:
             self.ended.add(who)
 
@@ -210,7 +238,14 @@ class _Drawing:
                 return
             self.add(schedule, REST)
 
-    def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, always: bool = False) -> bool:
+    def add_baseline(self, schedule: Schedule) -> None:
+        """Take tinygrad's own choice, whatever is expected of it, unless it is known. It may be of another kind."""
+        key = key_of(self.state.space, schedule) or schedule.id
+        if self.left <= 0 or key in self.taken or any(known.schedule == schedule for known in self.job.known):
+            return
+        self._take(Choice(schedule, HAND_CODED, key, ALWAYS.pool, ALWAYS.probability))
+
+    def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, chance: Chance = UNKNOWN) -> bool:
         """Take a schedule into the batch; whether it is a new one. With `rng` a long random one may be left out, and is
         new all the same: it may be drawn again, so that its sampler has not come to its end."""
         key = key_of(self.state.space, schedule)
@@ -221,14 +256,19 @@ class _Drawing:
         is_long = thinned and isinstance(space, CountsUops) and space.uops(schedule) > LONG_UOPS
         if rng is not None and is_long and rng.random() >= LONG_SHARE:
             return True
-        self.taken.add(key)
-        expected = Roofline().predict(self.state.space, [schedule])[0]
-        if not always and expected.runtime_s > SLOWEST_S:
+        (expected,) = self._judge.predict([schedule])
+        if expected.runtime_s > SLOWEST_S:
             # as good as measured, for a search: it would not be kept
+            self.taken.add(key)
             self.state.times_s[key], self.state.known[key] = math.inf, schedule
             return False
-        self.batch.append((schedule, who, key))
-        self.state.drawn.add(key)
-        self.by_sampler[who] += 1
-        self.left -= 1
+        fails = expected.failure_probability
+        self._take(Choice(schedule, who, key, chance.pool, chance.probability, expected.runtime_s, fails))
         return True
+
+    def _take(self, choice: Choice) -> None:
+        self.taken.add(choice.key)
+        self.batch.append(choice)
+        self.state.drawn.add(choice.key)
+        self.by_sampler[choice.sampler] += 1
+        self.left -= 1

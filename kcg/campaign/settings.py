@@ -7,10 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
 
-from kcg.errors import UsageError
+from kcg.errors import UnknownName, UsageError
 
 DEFAULT_MIX: Mapping[str, float] = {
     "walk:raw": 0.2,
@@ -24,6 +25,17 @@ DEFAULT_MIX: Mapping[str, float] = {
 Two fifths are random walks, which cover the space; the rest follows what is fast, since a search lives at the good end
 of it."""
 
+TILE_MIX: Mapping[str, float] = {"uniform": 0.5, "near:prior": 0.2, "near:best": 0.15, "prior": 0.1, "mcts": 0.05}
+"""The same of kinds that tinygrad does not make by itself: half of them uniform."""
+
+
+class Stage(StrEnum):
+    """What a run does of a campaign."""
+
+    BOTH = "both"  # what is compiled is measured at once
+    COMPILE = "compile"  # where there is no device: programs into a file
+    MEASURE = "measure"  # those of that file
+
 
 @dataclass(frozen=True)
 class CampaignSettings:
@@ -35,11 +47,16 @@ class CampaignSettings:
     only: tuple[str, ...] = ()  # of the source, these workloads (name/preset); all if empty
     preset: str = "auto"
     device: str = "auto"
-    schedules_per_kernel: int = 20
+    schedules_per_kernel: int = 20  # of each kind
     kernels_per_family: int | None = None  # None: all
     tables: int = 0  # kernels that get a replay table
     table_schedules: int = 1000  # of each table, at most
     mix: tuple[tuple[str, float], ...] = tuple(DEFAULT_MIX.items())
+    tile_mix: tuple[tuple[str, float], ...] = tuple(TILE_MIX.items())
+    kinds: tuple[str, ...] = ()  # of schedules; all that the target has if empty
+    regions: int = 0  # of several kernels, of each preset of a workload, at most
+    target: str = ""  # of what is only compiled, by name
+    stage: Stage = Stage.BOTH
     shard: tuple[int, int] = (1, 1)  # this part of so many
     budget_s: float | None = None
     seed: int = 0
@@ -53,7 +70,7 @@ class CampaignSettings:
 class CampaignSummary:
     """What one run of a campaign did."""
 
-    kernels: int
+    kernels: int  # and regions of several of them
     measured: int  # rows added
     already_known: int  # rows found in the journal and not measured again
     statuses: dict[str, int]
@@ -64,6 +81,9 @@ class CampaignSummary:
     device_busy: float = 0.0  # the same of the device's child
     undrawn: int = 0  # kernels that lack schedules, since they could not be drawn
     why_undrawn: str = ""  # of the last one of them
+    compiled: int = 0  # schedules that wait to be measured, added by this run
+    waiting: int = 0  # so many wait by now
+    program_bytes: int = 0  # of the file that holds them and their programs
 
 
 def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummary:
@@ -83,6 +103,9 @@ def joined(parts: Sequence[CampaignSummary], elapsed_s: float) -> CampaignSummar
         fmean(p.device_busy for p in parts),
         sum(p.undrawn for p in parts),
         next((p.why_undrawn for p in parts if p.why_undrawn), ""),
+        sum(p.compiled for p in parts),
+        max(p.waiting for p in parts),  # in the one file
+        max(p.program_bytes for p in parts),
     )
 
 
@@ -119,3 +142,16 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not 1 <= number <= count:
         raise UsageError(f"--shard {text}: the part and the number of parts, for example 2/4")
     return number, count
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """`opts,tile` as those kinds. Raises UsageError, UnknownName."""
+    from kcg.kernel.kinds import KINDS
+
+    found = tuple(dict.fromkeys(name for word in text.split(",") if (name := word.strip())))
+    if not found:
+        raise UsageError("--kinds is empty: for example opts,tile")
+    for name in found:
+        if name not in KINDS:
+            raise UnknownName("kind", name, list(KINDS))
+    return found

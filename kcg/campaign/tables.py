@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kcg.campaign.samplers import KernelState, beam_winner
-from kcg.campaign.sampling import Drawn, Known, keys_of, space_of
-from kcg.campaign.tasks import KernelTask, Key, in_order
+from kcg.campaign.sampling import Choice, Drawn, Known, keys_of, space_of
+from kcg.campaign.tasks import Drawing, KernelTask, Key, in_order
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, ScheduleError
 from kcg.kernel.analysis import least_bytes, operations
@@ -56,6 +56,8 @@ def table_calls(workloads: Iterable[Workload], count: int, *, seed: int) -> list
     families: dict[str, dict[Key, WorkloadCall]] = {}
     for workload in workloads:
         for call in workload.calls:
+            if len(call.region.kernels) > 1:
+                continue  # nothing declares a lattice of these
             if not call.variables and operations(ast_of(call.region.kernel)) <= MOST_OPERATIONS:
                 families.setdefault(workload.name, {}).setdefault((call.region.id, ()), call)
     flux = sorted(families.pop("flux", {}).values(), key=lambda call: least_bytes(ast_of(call.region.kernel)))
@@ -103,7 +105,7 @@ def draw_lattice(job: LatticeJob) -> LatticeDrawn:
         made = space.lattice(winners, rng=random.Random(job.seed), limit=job.limit)
     except ScheduleError as error:
         return LatticeDrawn((), ("",) * len(job.known), frozenset(), str(error))
-    batch = tuple((schedule, LATTICE, key) for schedule, key in made.keys.items() if key not in times)
+    batch = tuple(Choice(schedule, LATTICE, key) for schedule, key in made.keys.items() if key not in times)
     measured = {key: k.schedule for key, k in zip(keys, job.known, strict=True)}
     return LatticeDrawn(batch, keys, frozenset(), "", declaration=_declaration(made, measured))
 
@@ -167,17 +169,17 @@ class TableTask(KernelTask):
         known: Iterable[Measurement] = (),
         declaration: str = "",
     ) -> None:
-        super().__init__(call, target, wanted=MOST_SCHEDULES, mix=BEAMS, seed=seed, most=most, known=known)
+        super().__init__(call, target, wanted=MOST_SCHEDULES, mix=BEAMS, seed=seed, how=Drawing(most=most), known=known)
         self._limit = limit
         self.declaration = declaration  # of the lattice, once it is drawn
         self.exhausted = self.exhausted or bool(declaration)
         self._tried = bool(declaration)
 
     @property
-    def waiting(self) -> list[tuple[Schedule, str]]:
+    def waiting(self) -> list[Choice]:
         """What an earlier run declared and did not measure."""
         declared = _schedules(json.loads(self.declaration)) if self.declaration else []
-        return [(schedule, LATTICE) for schedule in declared if schedule not in self.known]
+        return [Choice(schedule, LATTICE, "") for schedule in declared if schedule not in self.known]
 
     def next_draw(self) -> tuple[Callable[..., Drawn], object] | None:
         if (more := super().next_draw()) is not None or self._tried:
@@ -187,7 +189,7 @@ class TableTask(KernelTask):
             self.call.region, self.target, tuple(self.known.values()), f"{self.seed}:lattice", self._limit
         )
 
-    def drawn(self, answer: Drawn) -> list[tuple[Schedule, str]]:
+    def drawn(self, answer: Drawn) -> list[Choice]:
         batch = super().drawn(answer)
         if isinstance(answer, LatticeDrawn):
             self.declaration, self.exhausted = answer.declaration, True

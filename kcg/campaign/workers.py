@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kcg.campaign.generate import LONGEST_TIMEOUT_S, STOP_ABOVE, Log, check_in_place, generate_here, record_workloads
-from kcg.campaign.settings import CampaignSettings, CampaignSummary, joined
+from kcg.campaign.settings import CampaignSettings, CampaignSummary, Stage, joined
 from kcg.compat.device import check_gpus, choose_device, prepare, visible_gpu
 from kcg.dataset.journal import Doubt, Journal, Run
 from kcg.dataset.noise import RETIMED
@@ -101,7 +101,7 @@ def _to_retime(journal: Journal, service: Measures, share: float) -> tuple[list[
     """The rows to time again, and how many binaries there are. Those that one of the service's own runs timed are none:
     it would be no other occasion."""
     target, toolchain = service.target, service.toolchain
-    known = list(journal.known(target.fingerprint, toolchain.fingerprint, PROTOCOL))
+    known = [row for name in toolchain.fingerprints for row in journal.known(target.fingerprint, name, PROTOCOL)]
     others = [row for row in known if not service.run_facts(row.run_id)]
     return chosen_rows(others, share), len(chosen_rows(others, 1.0))
 
@@ -178,6 +178,8 @@ POLL_S = 1.0
 def generate(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     """Measure until every kernel has its schedules or the budget ends, on every GPU that is there. A second call with
     the same journal goes on. `log(line, eta_s)` gets what happens, about once a second."""
+    if settings.stage is Stage.COMPILE:
+        return generate_here(settings, log=log)
     gpus = check_gpus(choose_device(settings.device), settings.gpus)
     return generate_here(settings, log=log) if gpus == 1 else _on_gpus(settings, gpus, log)
 
@@ -195,6 +197,7 @@ def _on_gpus(settings: CampaignSettings, gpus: int, log: Log) -> CampaignSummary
             source=settings.out,
             only=names,
             gpus=1,
+            regions=0,  # which are among those workloads
             budget_s=left_s,
             shard=((part - 1) * gpus + gpu + 1, parts * gpus),
             compile_workers=settings.compile_workers or max(1, usable_cores() // gpus),
@@ -241,9 +244,11 @@ def main() -> None:
     values = job["settings"]
     for name in ("out", "source"):
         values[name] = Path(values[name])
-    for name in ("workloads", "only", "shard"):
+    for name in ("workloads", "only", "shard", "kinds"):
         values[name] = tuple(values[name])
-    values["mix"] = tuple((who, share) for who, share in values["mix"])
+    for name in ("mix", "tile_mix"):
+        values[name] = tuple((who, share) for who, share in values[name])
+    values["stage"] = Stage(values["stage"])
     try:
         summary = generate_here(CampaignSettings(**values), log=lambda line, eta_s: None)
     except KcgError as error:

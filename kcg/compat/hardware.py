@@ -133,8 +133,9 @@ def device_pieces(device: str, pieces: Sequence[tuple[Any, int, int]]) -> np.nda
     return np.ctypeslib.as_array((ctypes.c_uint8 * total).from_address(host)).copy()
 
 
-def device_memset(device: str, buffer: Any, byte: int, nbytes: int) -> bool:
-    """Fill device memory with a byte without copying from the host; False where this device offers no such call."""
+def device_memset(device: str, buffers: Sequence[tuple[Any, int]], byte: int) -> bool:
+    """Fill device memory, some `(buffer, bytes)`, with a byte without copying from the host, with one wait for all of
+    them; False where this device offers no such call."""
     if device != "CUDA":
         return False
     from tinygrad.runtime.autogen import cuda
@@ -142,6 +143,6 @@ def device_memset(device: str, buffer: Any, byte: int, nbytes: int) -> bool:
     from kcg.compat.tiny import Device
 
     cuda.cuCtxSetCurrent(Device[device].context)
-    done = cuda.cuMemsetD8_v2(buffer, byte, nbytes) == 0
+    done = [cuda.cuMemsetD8_v2(buffer, byte, nbytes) == 0 for buffer, nbytes in buffers]
     Device[device].synchronize()
-    return bool(done)
+    return all(done)

@@ -17,6 +17,7 @@ from kcg.errors import DeviceError, ExitCode, JournalError, UsageError
 from kcg.hub.commands import Branch, Commit, DatasetRepo, Message, Private, say_pulled, say_pushed
 
 if TYPE_CHECKING:
+    from kcg.campaign.settings import CampaignSummary
     from kcg.optimize.console import Progress
 
 WhichFleet = Annotated[
@@ -76,7 +77,15 @@ def generate(
     ] = None,
     preset: Annotated[str, typer.Option(metavar="NAME", help="preset of the workloads that name none")] = "auto",
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
-    schedules_per_kernel: Annotated[int, typer.Option(metavar="N", help="distinct schedules of each kernel")] = 20,
+    kinds: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="of schedules: opts, tile; all that the device has by default")
+    ] = None,
+    regions: Annotated[
+        int, typer.Option(min=0, metavar="N", help="regions of several kernels of each workload's preset, at most")
+    ] = 0,
+    schedules_per_kernel: Annotated[
+        int, typer.Option(metavar="N", help="distinct schedules of each kind of each kernel and region")
+    ] = 20,
     kernels_per_family: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="of each workload, over its presets")
     ] = None,
@@ -90,8 +99,18 @@ def generate(
             "--mix",
             metavar="NAMES",
             help="who draws, each as much or NAME=SHARE: walk:raw, walk:hand-coded, beam:WIDTH, beam:WIDTH/CHILDREN, "
-            "greedy:EPSILON, near:best, random, prior, mcts; separated by commas",
+            "greedy:EPSILON, near:best, near:prior, uniform, random, prior, mcts; separated by commas",
         ),
+    ] = None,
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="no device: draw and compile for --target, beside the journal")
+    ] = False,
+    measure_only: Annotated[
+        bool, typer.Option("--measure-only", help="measure what --compile-only left beside the journal")
+    ] = False,
+    target: Annotated[str, typer.Option(metavar="NAME", help="of --compile-only: h100, h200, sm_80 …")] = "",
+    compilers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="processes that compile; one a core by default")
     ] = None,
     shard: Annotated[str, typer.Option(metavar="N/OF", help="this part of the kernels, e.g. 2/4")] = "1/1",
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="how many GPUs; all by default")] = None,
@@ -114,10 +133,22 @@ def generate(
     if schedules_per_kernel < 1:
         raise UsageError(f"--schedules-per-kernel {schedules_per_kernel}: at least 1")
     names = _names(workloads, f"{shell.command('generate', '--from', CAPTURED, '--out', out)} measures them")
-    if not names and source is None:
+    given = bool(names) or source is not None
+    if compile_only and tables:
+        raise UsageError("--tables needs times: leave it out of --compile-only")
+    _check_stage(out, compile_only=compile_only, measure_only=measure_only, target=target, given=given)
+    if not given and not measure_only:
         raise UsageError("--workloads is empty: name at least one, for example flux")
     budget_s = parse_budget(budget) if budget is not None else None
-    from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
+    from kcg.campaign.settings import (
+        DEFAULT_MIX,
+        TILE_MIX,
+        CampaignSettings,
+        Stage,
+        parse_kinds,
+        parse_mix,
+        parse_shard,
+    )
     from kcg.optimize.console import progress
     from kcg.predictor.choice import check_choice
 
@@ -133,6 +164,12 @@ def generate(
         kernels_per_family=kernels_per_family,
         shard=parse_shard(shard),
         mix=tuple(DEFAULT_MIX.items()) if samplers is None else parse_mix(samplers),
+        tile_mix=tuple(TILE_MIX.items()) if samplers is None else parse_mix(samplers),
+        kinds=() if kinds is None else parse_kinds(kinds),
+        regions=regions,
+        target=target,
+        stage=Stage.COMPILE if compile_only else Stage.MEASURE if measure_only else Stage.BOTH,
+        compile_workers=compilers,
         gpus=gpus,
         tables=tables,
         table_schedules=table_schedules,
@@ -158,25 +195,68 @@ def generate(
                 log=log,
                 say=lambda line: shown.line(f"kcg: {line}", important=True),
             )
-    counts = ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
-    left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
-    end = "complete" if summary.finished else "budget reached, run again to go on"
-    if summary.undrawn:
-        end = f"{counted(summary.undrawn, 'kernel')} not complete"
-    typer.echo(
-        f"{counted(summary.kernels, 'kernel')}: {counted(summary.measured, 'schedule')} measured in "
-        f"{summary.elapsed_s:.0f} s ({counts}), "
-        f"{summary.already_known} known before{left_out}; compilers busy {summary.compilers_busy:.0%}, "
-        f"device {summary.device_busy:.0%}; {end}"
-    )
+    typer.echo(_compiled_line(summary) if compile_only else _measured_line(summary))
     if summary.undrawn:
         raise DeviceError(
             f"schedules of {counted(summary.undrawn, 'kernel')} could not be drawn, the last of "
             f"{summary.why_undrawn}; what was measured is kept: run the same command again to go on"
         )
-    if not summary.measured and not summary.finished:
+    if not summary.measured and not summary.compiled and not summary.finished:
         typer.echo("kcg: the budget was over before anything was measured: give a larger --budget", err=True)
         raise typer.Exit(ExitCode.NOTHING_SEARCHED)
+
+
+def _measured_line(summary: CampaignSummary) -> str:
+    return (
+        f"{counted(summary.kernels, 'kernel')}: {counted(summary.measured, 'schedule')} measured in "
+        f"{summary.elapsed_s:.0f} s ({_statuses(summary)}), {_before(summary)}; compilers busy "
+        f"{summary.compilers_busy:.0%}, device {summary.device_busy:.0%}; {_end(summary)}"
+    )
+
+
+def _compiled_line(summary: CampaignSummary) -> str:
+    each = f", {summary.program_bytes / summary.waiting:,.0f} bytes a schedule" if summary.waiting else ""
+    return (
+        f"{counted(summary.kernels, 'kernel')}: {counted(summary.compiled, 'schedule')} compiled in "
+        f"{summary.elapsed_s:.0f} s (else {_statuses(summary)}), {_before(summary)}; compilers busy "
+        f"{summary.compilers_busy:.0%}; {counted(summary.waiting, 'schedule')} in {summary.program_bytes / 1e6:.1f} MB"
+        f"{each}; {_end(summary)}"
+    )
+
+
+def _statuses(summary: CampaignSummary) -> str:
+    return ", ".join(f"{n} {status}" for status, n in sorted(summary.statuses.items())) or "nothing new"
+
+
+def _before(summary: CampaignSummary) -> str:
+    left_out = f", {counted(summary.skipped, 'kernel')} left out" if summary.skipped else ""
+    return f"{summary.already_known} known before{left_out}"
+
+
+def _end(summary: CampaignSummary) -> str:
+    if summary.undrawn:
+        return f"{counted(summary.undrawn, 'kernel')} not complete"
+    return "complete" if summary.finished else "budget reached, run again to go on"
+
+
+def _check_stage(out: Path, *, compile_only: bool, measure_only: bool, target: str, given: bool) -> None:
+    """Raises UsageError where the options that part a campaign contradict each other, or nothing was compiled, and
+    UnknownName for a target that nobody knows."""
+    from kcg.dataset.programs import ProgramFile, programs_beside
+    from kcg.kernel.targets import target_named
+
+    if compile_only and measure_only:
+        raise UsageError("--compile-only and --measure-only: one of them, or neither to do both at once")
+    if compile_only and not target:
+        raise UsageError("--compile-only needs --target: what will measure, for example h100")
+    if target and not compile_only:
+        raise UsageError(f"--target {target} is for --compile-only: what is measured here is for this device")
+    if target:
+        target_named(target)
+    if measure_only and given:
+        raise UsageError("--measure-only measures what waits beside --out: leave --workloads and --from out")
+    if measure_only:
+        ProgramFile.open(programs_beside(out), create=False).close()
 
 
 @app.command(epilog=examples("kcg dataset retime measured.sqlite --share 0.01"))
@@ -409,10 +489,14 @@ def merge(
 ) -> None:
     """Join journals; identical rows are kept once."""
     from kcg.dataset.export import merge as merge_now
+    from kcg.dataset.programs import merge_programs
 
     if out.exists():
         raise JournalError(f"{out} exists already: choose a new file, nothing is overwritten")
-    typer.echo(f"{out}: {merge_now(journals, out, same_target=same_target)} rows")
+    rows = merge_now(journals, out, same_target=same_target)
+    waiting, nbytes = merge_programs(journals, out)
+    beside = f", and beside it {counted(waiting, 'compiled schedule')} ({nbytes / 1e6:.1f} MB)" if waiting else ""
+    typer.echo(f"{out}: {rows} rows{beside}")
 
 
 @app.command(epilog=examples("kcg dataset push FOLDER OWNER/NAME --private"))

@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kcg.dataset.journal import Record, launch_from_json, status_and_reason, variables_from_json
+from kcg.dataset.journal import Chosen, Record, launch_from_json, status_and_reason, variables_from_json
 from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits
 from kcg.errors import CodecError, DataError
 from kcg.provenance import provenance
@@ -75,6 +75,10 @@ KEPT = ("region_id", "schedule_body", "status", "compile_s", "recorded_unix_s", 
 SPLIT_PARTS = tuple(f"split_{name}" for name in SPLITS)
 BESIDE = (*SPLIT_PARTS, "median_s", "n_samples")
 """Columns of measurements that follow from the other files."""
+
+CHOICE = ("pool", "scores", "probability")
+"""Columns of measurements that say why a row was chosen (`kcg.dataset.journal.Chosen`), which are there where some row
+has one of them; null where nobody told."""
 
 FIRST = ("region_id", *SPLIT_PARTS, "status", "median_s", "n_samples", "schedule_body")
 """The first columns of measurements as they are stored: what a viewer shows without scrolling."""
@@ -131,7 +135,7 @@ def as_exported(record: Record) -> Record:
         binary_hash="" if short is None else short.hex(),
         clocks=tuple(sorted((name, rounded_clock(value)) for name, value in dict(m.clocks).items())),
     )
-    return Record(kept, float(round(record.recorded_unix_s)))
+    return Record(kept, float(round(record.recorded_unix_s)), record.chosen)
 
 
 # -- columns
@@ -161,13 +165,21 @@ def measurements_schema() -> Any:
     return _schema(columns, [])
 
 
-def stored_schema(constants: Mapping[str, Any]) -> Any:
+def choice_types() -> dict[str, Any]:
+    """The type of each of `CHOICE`."""
+    import pyarrow as pa
+
+    return dict(zip(CHOICE, (pa.string(), pa.string(), pa.float64()), strict=True))
+
+
+def stored_schema(constants: Mapping[str, Any], *, with_choices: bool = False) -> Any:
     """The columns of `measurements.parquet` as they are stored, without those that are in `constants`."""
     import pyarrow as pa
 
     fields = {f.name: f for f in measurements_schema() if f.name not in constants}
     fields |= {name: pa.field(name, pa.string()) for name in SPLIT_PARTS}
     fields |= {"median_s": pa.field("median_s", pa.float32()), "n_samples": pa.field("n_samples", pa.int32())}
+    fields |= {name: pa.field(name, kind) for name, kind in choice_types().items()} if with_choices else {}
     names = [*FIRST, *(name for name in fields if name not in FIRST)]
     metadata = METADATA | ({CONSTANTS: canonical_json(dict(constants))} if constants else {})
     return pa.schema([fields[name] for name in names], metadata=metadata)
@@ -270,6 +282,7 @@ class MeasurementColumns:
 
     parts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    with_choices: bool = False  # whether some row has one of `CHOICE`
     _gathered: list[Any] = field(default_factory=list)
     _clocks: set[str] = field(default_factory=set)
 
@@ -287,7 +300,9 @@ class MeasurementColumns:
             if timing not in known:
                 known[timing], count = count, count + 1
                 timed.append(timing)
-            rows.append((*_row(record, known[timing]), *self._beside(m)))
+            why = record.chosen
+            chosen = (why.pool or None, why.scores or None, why.probability)
+            rows.append((*_row(record, known[timing]), *self._beside(m), *chosen))
             if len(timed) == BLOCK:
                 self._gather(timed)
             if len(rows) == BLOCK:
@@ -311,7 +326,8 @@ class MeasurementColumns:
     def _table(self, rows: list[tuple[Any, ...]]) -> Any:
         import pyarrow as pa
 
-        schema, names = stored_schema(self.constants), [*measurements_schema().names, *BESIDE]
+        schema = stored_schema(self.constants, with_choices=self.with_choices)
+        names = [*measurements_schema().names, *BESIDE, *CHOICE]
         columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
         rows.clear()
         return pa.Table.from_arrays([pa.array(columns[f.name], type=f.type) for f in schema], schema=schema)
@@ -515,7 +531,8 @@ class Timings:
 
 
 def record_of(row: Sequence[Any], timings: Timings) -> Record:
-    """The inverse of what `MeasurementColumns` makes. Raises one of `ROW_ERRORS`."""
+    """The inverse of what `MeasurementColumns` makes, `CHOICE` being the last. Raises one of `ROW_ERRORS`."""
+    *row, pool, scores, probability = row
     if None in row:
         raise TypeError(f"{measurements_schema().names[row.index(None)]} is missing")
     (
@@ -565,7 +582,7 @@ def record_of(row: Sequence[Any], timings: Timings) -> Record:
     )
     if made.status == Status.OK and not samples_s:
         raise ValueError(f"status ok, and row {timing} of {TIMINGS} has no samples")
-    return Record(made, float(recorded))
+    return Record(made, float(recorded), Chosen(pool or "", scores or "", probability))
 
 
 def medians(values: Any, lengths: Any) -> Any:

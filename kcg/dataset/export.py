@@ -185,8 +185,10 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
     splits = split_values(kernels, workloads)
     write_parquet(parts[KERNELS], kernels_schema(), [kernels_table(kernels, used, splits)])
     members = {region_id: [kernel.id for kernel in region.kernels] for region_id, region in found.items()}
-    columns = MeasurementColumns(parts_of_regions(splits, members), _constants(journal))
-    write_parquet(parts[MEASUREMENTS], stored_schema(columns.constants), columns.tables(journal.sorted_records()))
+    why = journal.has_choices()
+    columns = MeasurementColumns(parts_of_regions(splits, members), _constants(journal), why)
+    schema = stored_schema(columns.constants, with_choices=why)
+    write_parquet(parts[MEASUREMENTS], schema, columns.tables(journal.sorted_records()))
     schema, timings = columns.timings()
     write_parquet(parts[TIMINGS], schema, [timings])
     _write_json(parts["runs.json"], {k: asdict(r) for k, r in journal.runs().items()})
@@ -256,7 +258,7 @@ def _copy(source: Journal, joined: Journal) -> None:
             joined.add_lattice(region_id, *ids, declaration)
     for protocol in source.protocols():
         for r in source.records(protocol, doubtful=True):
-            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=r.chosen)
     for doubt in source.doubts():
         joined.add_doubt(doubt)
 
@@ -276,6 +278,6 @@ def _copy_export(source: Export, joined: Journal) -> None:
         joined.add_run(run)
     for protocol in source.protocols():
         for r in source.records(protocol):
-            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s)
+            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=r.chosen)
     for doubt in source.doubts():
         joined.add_doubt(doubt)

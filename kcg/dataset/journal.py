@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from kcg.dataset.schema import (
     BUSY_TIMEOUT_S,
     CHECK_AT_OPEN_BYTES,
+    CHECKSUMS_SCHEMA,
     MEASUREMENT_COLUMNS,
     MEASUREMENT_TYPES,
     SCHEMA_VERSION,
@@ -83,11 +84,36 @@ def unix_now_s() -> float:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """Why a schedule was measured, as far as whoever chose it told; what nobody told is empty or None."""
+
+    pool: str = ""  # from what it was drawn, and after a colon how many schedules that has, as `legal:1320000`
+    scores: str = ""  # JSON: what was expected of it, see `Expected`
+    probability: float | None = None  # with which one draw of its sampler gives it
+
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError for what is none, as a file can have it."""
+        if not isinstance(self.pool, str) or not isinstance(self.scores, str):
+            raise TypeError("a pool and scores are texts")
+        if self.probability is not None and not 0.0 <= self.probability <= 1.0:
+            raise ValueError("a probability is between 0 and 1")
+
+    @property
+    def expected(self) -> Expected | None:
+        """What was expected of it."""
+        return expected_from_json(self.scores) if self.scores else None
+
+
+UNSTATED = Chosen()
+
+
+@dataclass(frozen=True)
 class Record:
-    """A measurement and when it was recorded, in Unix seconds."""
+    """A measurement, when it was recorded, in Unix seconds, and why it was made."""
 
     measurement: Measurement
     recorded_unix_s: float
+    chosen: Chosen = UNSTATED
 
 
 @dataclass(frozen=True)
@@ -139,6 +165,11 @@ class Expected:
     def seconds(self) -> float:
         """What the search went by."""
         return self.predicted_s if self.corrected_s is None else self.corrected_s
+
+
+def scores_of(expected: Expected) -> str:
+    """What is stored of it."""
+    return canonical_json(asdict(expected))
 
 
 def expected_from_json(text: Any) -> Expected | None:
@@ -350,7 +381,7 @@ def identity_of(key: Sequence[Any]) -> bytes:
     return bytes.fromhex(content_id(list(key)))
 
 
-__all__ = ["Doubt", "Journal", "Record", "Run"]
+__all__ = ["Chosen", "Doubt", "Journal", "Record", "Run"]
 
 PAGE_ROWS = 1000
 LATEST_UNIX_S = 2.0**40  # of a recording: 36,000 years from now
@@ -514,15 +545,17 @@ class Journal:
         recorded_unix_s: float | None = None,
         jobs: Sequence[Job] = (),
         expected: Expected | None = None,
+        chosen: Chosen = UNSTATED,
     ) -> bool:
-        """Stores one measurement in one transaction, with `jobs` and what was `expected` of it; False where that
-        identity, run and trial are already there."""
+        """Stores one measurement in one transaction, with `jobs` and why it was made, or at least what was `expected`
+        of it; False where that identity, run and trial are already there."""
         recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
         values = (identity_of(measurement.key), float(recorded), *measurement_row(measurement))
         with self._transaction():
             self.add_jobs(jobs)
-            scores = None if expected is None else canonical_json(asdict(expected))
-            return self._insert("measurements", (*values, self._generator_of(measurement.toolchain), None, scores))
+            scores = chosen.scores or None if expected is None else scores_of(expected)
+            why = (self._generator_of(measurement.toolchain), chosen.pool or None, scores, chosen.probability)
+            return self._insert("measurements", (*values, *why))
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:
         """Stores what a run did, in one transaction. Not idempotent: nothing tells two jobs from each other."""
@@ -677,17 +710,17 @@ class Journal:
 
     def schedules_known(
         self, target: str, toolchain: str, protocol: int
-    ) -> dict[tuple[str, tuple[tuple[str, int], ...]], int]:
-        """How many schedules a search has measured of each region and values of its variables."""
+    ) -> dict[tuple[str, tuple[tuple[str, int], ...], str], int]:
+        """How many schedules a search has measured of each region, values of its variables and kind."""
         rows = self._rows(
-            f"""SELECT region_id, variables, COUNT(DISTINCT schedule_kind || schedule_body) FROM measurements
+            f"""SELECT region_id, variables, schedule_kind, COUNT(DISTINCT schedule_body) FROM measurements
             WHERE target=? AND toolchain=? AND protocol=? AND early_stop=1 AND {self._trusted()}
-            GROUP BY region_id, variables""",
+            GROUP BY region_id, variables, schedule_kind""",
             (target, toolchain, protocol),
         )
         return {
-            (region_id, tuple((str(name), int(value)) for name, value in json.loads(variables))): count
-            for region_id, variables, count in rows
+            (region_id, tuple((str(name), int(value)) for name, value in json.loads(variables)), kind): count
+            for region_id, variables, kind, count in rows
         }
 
     def measurements(self, protocol: int) -> Iterator[Measurement]:
@@ -720,7 +753,9 @@ class Journal:
     def _record(self, row: Sequence[Any]) -> Record:
         number, identity, recorded, *rest = row
         with self._row("measurements", number):
-            record = Record(measurement_from_row(rest[: len(MEASUREMENT_COLUMNS)]), float(recorded))
+            _, pool, scores, probability = rest[len(MEASUREMENT_COLUMNS) :] or (None,) * 4
+            chosen = Chosen(pool or "", scores or "", probability)
+            record = Record(measurement_from_row(rest[: len(MEASUREMENT_COLUMNS)]), float(recorded), chosen)
             if not 0 <= record.recorded_unix_s <= LATEST_UNIX_S:
                 raise ValueError("the time of its recording is none")
             if identity_of(record.measurement.key) != identity:
@@ -738,6 +773,13 @@ class Journal:
         ((rows, *found),) = self._rows(f"SELECT COUNT(*), {columns} FROM measurements WHERE {self._trusted()}")
         least_and_most = zip(names, found[::2], found[1::2], strict=True)
         return {name: least for name, least, most in least_and_most if rows and least == most}
+
+    def has_choices(self) -> bool:
+        """Whether some row that is not doubtful says why it was chosen."""
+        if self._version < CHECKSUMS_SCHEMA:
+            return False
+        some = "pool IS NOT NULL OR scores IS NOT NULL OR probability IS NOT NULL"
+        return bool(self._rows(f"SELECT 1 FROM measurements WHERE ({some}) AND {self._trusted()} LIMIT 1"))
 
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by id, in the order in which they were added."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kcg.dataset.columns import constants_in
+from kcg.dataset.columns import CHOICE, constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
@@ -34,7 +34,13 @@ SAMPLERS = {
     "walk:hand-coded": "random legal walks of any length from tinygrad's own choice",
     "beam": "what tinygrad's BEAM would measure, level by level (beam:WIDTH/CHILDREN)",
     "greedy": "walks along the best predicted of some steps, at random with a probability (greedy:EPSILON)",
+    "start": "where a search of tile programs begins: the cheapest by the analytic cost",
     "near": "the fastest measured so far, their last Opts taken back and one to three others instead",
+    "near:prior": "the first choices of the analytic cost and their neighbours, what it expects to be fast more often",
+    "uniform": "all legal schedules, each as likely",
+    "random": "legal walks, every step as likely",
+    "prior": "the kind's own choices, then what is expected to be fast, best first",
+    "mcts": "what a tree search would measure next",
     "rest": "schedules of a small space that no sampler drew, so that a kernel has as many as were wanted, or all",
     "lattice": "every schedule of a declared lattice, for a replay table",
     "retime": "binaries of an earlier run, timed again on another occasion",
@@ -95,6 +101,9 @@ COLUMNS = {
         "checked": "the output was compared with a float64 reference on one seed",
         "early_stop": "only the few samples of a search were taken",
         "sampler": "who asked for this schedule",
+        "pool": "from what it was drawn, and how many schedules that has, as `legal:1320000`; null where nobody told",
+        "scores": "what was expected of it, as JSON: `predicted_s`, `corrected_s`, `failure_probability`; or null",
+        "probability": "with which one draw of its sampler gives it, the propensity; null where nobody can tell",
         "compile_s": "seconds of compiling",
         "run_id": "id of runs.json",
         "trial": "number of the repetition within a run",
@@ -405,7 +414,9 @@ def _files(export: Export) -> Iterator[str]:
     for name, columns in COLUMNS.items():
         if name not in export.checksums:
             continue
-        left_out = same.get(name, {})
+        left_out = set(same.get(name, {}))
+        if name == MEASUREMENTS and not export.has_choices():
+            left_out |= set(CHOICE)
         yield f"{name}:"
         yield _table(
             ("column", "meaning"),

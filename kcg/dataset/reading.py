@@ -18,6 +18,7 @@ from kcg.dataset.bounds import check_bounds
 from kcg.dataset.columns import (
     BESIDE,
     BLOCK,
+    CHOICE,
     CLOCK,
     KEPT,
     READABLE,
@@ -25,6 +26,7 @@ from kcg.dataset.columns import (
     TEXTS,
     TIMINGS,
     Timings,
+    choice_types,
     constants_of,
     kernels_schema,
     measurements_schema,
@@ -81,7 +83,7 @@ class Export:
         """
         import pyarrow as pa
 
-        names = measurements_schema().names
+        names = [*measurements_schema().names, *CHOICE]
         place, version = names.index("timing"), names.index("protocol")
         timings, first = self._timings(), 0
         for batch in self._batches(MEASUREMENTS, names):
@@ -144,6 +146,11 @@ class Export:
             wanted = pa.schema([stored_schema({}).field(name) for name in names])
             return table.select(names).cast(wanted)
 
+    def has_choices(self) -> bool:
+        """Whether some row says why it was chosen."""
+        with self._opened(MEASUREMENTS, measurements_schema()) as file:
+            return set(CHOICE) <= set(file.schema_arrow.names)
+
     def table(self, protocol: int | None, columns: Sequence[str] | None = None) -> Any:
         """Measurements under one protocol (or all) as one `pyarrow.Table`, in the order of `records`: for training.
 
@@ -159,7 +166,7 @@ class Export:
 
         wanted = {"protocol", "timing", "region_id", *(columns or ())}
         wanted |= {"status", "reason"} if wanted & {"status", "reason"} else set()
-        own = [n for n in measurements_schema().names if columns is None or n in wanted]
+        own = [n for n in (*measurements_schema().names, *CHOICE) if columns is None or n in wanted]
         timings = self._timings(valid=True)
         empty = timings_schema([n.removeprefix(CLOCK) for n in timings.column_names if n.startswith(CLOCK)])
         batches = list(self._batches(MEASUREMENTS, own, valid=True))
@@ -309,11 +316,13 @@ class Export:
         schema = kernels_schema() if name == KERNELS else measurements_schema()
         with self._opened(name, schema) as file:
             same = constants_of(file.schema_arrow.metadata) if name == MEASUREMENTS else {}
+            lacks = set(CHOICE) - set(file.schema_arrow.names)
+            same = {k: v for k, v in {**same, **dict.fromkeys(lacks)}.items() if k in columns}
             stored = [column for column in columns if column not in same] or [KEPT[0]]
             for batch in file.iter_batches(columns=stored, batch_size=BLOCK):
                 if valid:
                     batch.validate(full=True)
-                yield _with_constants(_plain(batch), {k: v for k, v in same.items() if k in columns}, columns)
+                yield _with_constants(_plain(batch), same, columns)
 
     @contextmanager
     def _opened(self, name: str, schema: Any) -> Iterator[Any]:
@@ -439,7 +448,8 @@ def _plain(batch: Any) -> Any:
 
 
 def _with_constants(batch: Any, constants: Mapping[str, Any], columns: Sequence[str]) -> Any:
-    """A batch of measurements with the columns that are the same in every row, all in the order of `columns`."""
+    """A batch of measurements with the columns that are the same in every row, or of `CHOICE` null, all in the order of
+    `columns`."""
     import pyarrow as pa
 
     if not constants:
@@ -448,6 +458,8 @@ def _with_constants(batch: Any, constants: Mapping[str, Any], columns: Sequence[
     for name, value in constants.items():
         if isinstance(value, str):
             arrays[name] = pa.DictionaryArray.from_arrays(pa.array([0] * len(batch), pa.int32()), [value])
+        elif name in CHOICE:
+            arrays[name] = pa.nulls(len(batch), choice_types()[name])
         else:
             arrays[name] = pa.array([value] * len(batch), measurements_schema().field(name).type)
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], list(columns))

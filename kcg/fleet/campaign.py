@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kcg.campaign.generate import Log, generate_on
-from kcg.campaign.settings import CampaignSettings, CampaignSummary
-from kcg.campaign.tasks import workloads_of
+from kcg.campaign.generate import Log, captured, generate_on
+from kcg.campaign.settings import CampaignSettings, CampaignSummary, Stage
 from kcg.campaign.workers import Retiming, retime_on
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
@@ -37,6 +36,8 @@ def generate(
     began = time.monotonic()
     if settings.gpus is not None:
         raise UsageError("--gpus is for a run without a fleet: --fleet local:N says how many hosts there are")
+    if settings.stage is not Stage.BOTH:
+        raise UsageError("--compile-only and --measure-only are for one machine: leave --fleet out")
     if settings.predictor not in (AUTO, ROOFLINE):
         raise UsageError(f"--predictor {settings.predictor}: the hosts of a fleet follow auto or roofline")
     check_header(settings.out, create=True)  # before hosts are started and anything is captured
@@ -45,10 +46,10 @@ def generate(
             log(f"{counted(service.devices, 'host')} with {service.target.model} ({service.toolchain.compiler})", None)
         # to schedule without allocating, any device does that opens here
         prepare(choose_device("CPU").dev)
-        captured: dict[str, list[Workload]] = {}
+        workloads: dict[str, list[Workload]] = {}
         for device in dict.fromkeys(service.target.device for service in services):
-            captured[device] = list(workloads_of(settings, device, lambda line: log(line, None)))
-        parts = [(service, captured[service.target.device]) for service in services]
+            workloads[device] = list(captured(settings, device, log))
+        parts = [(service, workloads[service.target.device]) for service in services]
         return generate_on(settings, parts, began=began, log=log)
 
 

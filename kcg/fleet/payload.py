@@ -295,7 +295,7 @@ def _check(noun: Any) -> None:
         if isinstance(noun, DrawJob) and noun.predictor not in (AUTO, ROOFLINE):
             raise Malformed("predictor", f"{shown(noun.predictor)}: a host follows {AUTO} or {ROOFLINE}")
     elif isinstance(noun, Drawn):
-        _check_schedules(schedule for schedule, _, _ in noun.batch)
+        _check_schedules(choice.schedule for choice in noun.batch)
 
 
 def _check_request(request: Request, where: str) -> None:

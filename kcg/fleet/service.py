@@ -48,10 +48,11 @@ from kcg.fleet.payload import (
 from kcg.fleet.settings import SETTLE_S, configure
 from kcg.fleet.trust import HostReport
 from kcg.measure.job_rows import HASH_DIGITS
+from kcg.measure.jobs import CompileOutcome
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import COMPILE_TIMEOUT_S, Request
 from kcg.nouns import plain
-from kcg.types import Measurement, Status, Target, Toolchain, content_id
+from kcg.types import Measurement, Schedule, Status, Target, Toolchain, content_id
 
 POLL_S = 0.5  # between looks at the scheduler's hosts
 CLOSE_S = 5.0
@@ -770,8 +771,15 @@ class FleetService:
             with self._lock:
                 self._rows_of(row.region_id)[_row_key(row)] = row
 
-    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
-        """See `MeasureService.measure`. Requests of one kernel are one task, which times them together."""
+    def measure(
+        self,
+        requests: Sequence[Request],
+        *,
+        together: bool = False,
+        made: Mapping[Schedule, Future[CompileOutcome]] | None = None,
+    ) -> list[Future[Measurement]]:
+        """See `MeasureService.measure`. Requests of one kernel are one task, which times them together. What was `made`
+        here is not sent: the hosts compile."""
         futures: list[Future[Measurement]] = [Future() for _ in requests]
         for future in futures:
             future.set_running_or_notify_cancel()

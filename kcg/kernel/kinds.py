@@ -175,6 +175,17 @@ class HasLattice(Protocol):
 
 
 @runtime_checkable
+class DrawsUniformly(Protocol):
+    """A space too large to be listed, of which programs can be drawn at random, each as likely."""
+
+    def uniform(self, rng: random.Random) -> Schedule | None:
+        """One of all legal programs, each as likely; None where none was met in many tries."""
+
+    def count(self) -> float:
+        """About how many legal programs there are, the same in every process."""
+
+
+@runtime_checkable
 class CountsUops(Protocol):
     """A space that knows how long a program is before it is made."""
 

@@ -7,6 +7,8 @@ others are the vendors' published ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kcg.errors import UnknownName
 from kcg.types import Target
 
@@ -43,8 +45,19 @@ TARGETS: dict[str, Target] = {
 """By architecture."""
 
 
+MODELS: dict[str, Target] = {
+    "h100": replace(
+        TARGETS["sm_90"], model="NVIDIA H100 80GB HBM3", memory_bytes=85017493504, cache_bytes=50 * MIB,
+        bandwidth_bytes_s=3352320000000.0,
+    ),
+    "h200": TARGETS["sm_90"],
+}  # fmt: skip
+"""Of one architecture several, as the devices were read."""
+
+
 def target_named(name: str) -> Target:
-    """The target of that architecture. Raises UnknownName."""
-    if name not in TARGETS:
-        raise UnknownName("target", name, list(TARGETS))
-    return TARGETS[name]
+    """The target of that architecture or model. Raises UnknownName."""
+    known = {**TARGETS, **MODELS}
+    if name not in known:
+        raise UnknownName("target", name, list(known))
+    return known[name]

@@ -227,14 +227,16 @@ def time_job(job: TimeJob) -> TimeOutcome:
     laps.lap("check")
     job = _with_limit(job, bench.fastest_s)
     named = f"{recipe}:seed={bench.seed}"
+
+    def readings() -> tuple[tuple[str, float], ...]:
+        found = sensors(job.target).readings()
+        laps.lap("sensors")
+        return found
+
     if (hopeless := _hopeless(job, launch, first_s)) is not None:
-        return TimeOutcome(
-            (hopeless,),
-            named,
-            checked=job.check_seed is not None,
-            clocks=sensors(job.target).readings(),
-            spent_s=laps.spent_s,
-        )
+        laps.lap("sample")
+        checked = job.check_seed is not None
+        return TimeOutcome((hopeless,), named, checked=checked, clocks=readings(), spent_s=laps.spent_s)
     run = bench.watch(launch, job.variables, has_run=True)
     samples, noisy = _trusted(lambda: _samples(job, run, full=False), job.target, begin=False)
     wrong = run.result()
@@ -263,7 +265,7 @@ def time_job(job: TimeJob) -> TimeOutcome:
         unjudged=unjudged,
         noisy=noisy,
         checked=job.check_seed is not None,
-        clocks=sensors(job.target).readings(),
+        clocks=readings(),
         tainted=bench.tainted,
         spent_s=laps.spent_s,
     )

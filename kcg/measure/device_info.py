@@ -253,7 +253,7 @@ def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
 
 
 def toolchain_for(target: Target, driver: str, action_space: int) -> Toolchain:
-    """What compiles for a target here. Opens no device."""
+    """What compiles for a target here; `compiler` is empty where tinygrad's own is missing. Opens no device."""
     from kcg.kernel.generator import GENERATOR_VERSION
 
     using = _assembler(target)
@@ -312,7 +312,10 @@ def _compiler(renderer: str) -> str:
     if renderer == "CUDA":
         from kcg.compat.hardware import nvrtc_version
 
-        return f"NVRTC {nvrtc_version()}"
+        try:
+            return f"NVRTC {nvrtc_version()}"
+        except AttributeError:  # tinygrad's word for a library that is not here
+            return ""
     return renderer
 
 

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from kcg.errors import DeviceError
+from kcg.measure.jobs import CompileOutcome
 from kcg.measure.service import Request
-from kcg.types import Measurement, Target, Toolchain
+from kcg.types import Measurement, Schedule, Target, Toolchain
 
 
 class Measures(Protocol):
@@ -43,8 +44,15 @@ class Measures(Protocol):
     def spent_s(self) -> Mapping[str, float]:
         """Where the time of the children went, by phase, of all devices together."""
 
-    def measure(self, requests: Sequence[Request], *, together: bool = False) -> list[Future[Measurement]]:
-        """See `MeasureService.measure`: the futures do not raise."""
+    def measure(
+        self,
+        requests: Sequence[Request],
+        *,
+        together: bool = False,
+        made: Mapping[Schedule, Future[CompileOutcome]] | None = None,
+    ) -> list[Future[Any]]:
+        """See `MeasureService.measure`: the futures do not raise. They are of measurements, or of what a service that
+        only compiles has in their place (`kcg.campaign.compiling`)."""
 
     def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
         """See `MeasureService.beside`. A fleet runs what draws the schedules of a campaign, and nothing else."""

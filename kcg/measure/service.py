@@ -259,6 +259,7 @@ class ServiceSettings:
     compile_timeout_s: float = COMPILE_TIMEOUT_S
     timing_timeout_s: float = TIMING_TIMEOUT_S
     open_timeout_s: float = OPEN_TIMEOUT_S
+    references_beside: bool = False  # those of single kernels too: for who measures many regions, and has idle cores
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ class MeasureService:
         assert folder is not None
         self.dev, self.run_id = dev, run_id
         self.compile_timeout_s, self.timing_timeout_s = settings.compile_timeout_s, settings.timing_timeout_s
+        self._references_beside = settings.references_beside
         workers = compilers_of.compile_workers if compilers_of else compile_workers
         self.compile_workers: int = workers or usable_cores()
         self.gpu = gpu
@@ -688,9 +690,10 @@ class MeasureService:
 
     def begin_references(self, region: Region, variables: Variables) -> Future[Any] | None:
         """Have the reference of a region of several kernels computed beside the device, with which its schedules are
-        checked before they are timed: it takes a second of a core, that of a single kernel a tenth. None of such."""
+        checked before they are timed: it takes a second of a core, that of a single kernel a tenth. None of such,
+        unless the settings say so."""
         key = region.id, variables
-        if len(region.kernels) == 1:
+        if len(region.kernels) == 1 and not self._references_beside:
             return None
         if key not in self._references:
             self._references[key] = self.beside(first_references_job, region, variables, timeout_s=REFERENCES_TIMEOUT_S)
@@ -830,17 +833,7 @@ class MeasureService:
         **known: Any,
     ) -> None:
         """End a measurement with the status that its error means."""
-        text = str(error).lower()
-        if isinstance(error, TimeoutError):
-            status = timeout
-        elif isinstance(error, ChildDied) and "sigabrt" in text and other == Status.COMPILE_ERROR:
-            status = other  # an assertion of the compiler itself: whoever kills from outside does not abort
-        elif isinstance(error, ChildDied) or _not_its_fault(error):
-            status = Status.WORKER_DIED
-        elif isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):
-            status = Status.RESOURCE
-        else:
-            status = other
+        status = status_of(error, timeout=timeout, other=other)
         if isinstance(error, DeviceError):
             self.device_error = error
         row = self._measurement(request, status, reason=first_line(error), **known)
@@ -908,6 +901,20 @@ class MeasureService:
             return tiny_beam.run(job, timeout_s=timeout_s, stop=stop)
 
         return self._device.submit_here(tiny_beam_job, job)
+
+
+def status_of(error: BaseException, *, timeout: Status, other: Status) -> Status:
+    """What an error of a job in a child means for the schedule that the job was about."""
+    text = str(error).lower()
+    if isinstance(error, TimeoutError):
+        return timeout
+    if isinstance(error, ChildDied) and "sigabrt" in text and other == Status.COMPILE_ERROR:
+        return other  # an assertion of the compiler itself: whoever kills from outside does not abort
+    if isinstance(error, ChildDied) or _not_its_fault(error):
+        return Status.WORKER_DIED
+    if isinstance(error, MemoryError) or any(words in text for words in OUT_OF_RESOURCES):
+        return Status.RESOURCE
+    return other
 
 
 class _Asked(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,7 @@ class Bench:
         self.by_slot: dict[int, BufferInfo] = {}
         self._bases: dict[int, Any] = {}
         self._views: dict[int, Any] = {}
+        self._guards: dict[int, list[Any]] = {}  # the bytes before and after each
         for info in buffers:
             self._allocate(info)
         self._guard_byte = -1
@@ -157,6 +158,8 @@ class Bench:
         self.buffers, self.by_slot[info.slot] = (*self.buffers, info), info
         self._bases[info.slot] = base
         self._views[info.slot] = base.view(info.nbytes, dtypes.uint8, width).ensure_allocated()
+        at = (0, width + info.nbytes)
+        self._guards[info.slot] = [base.view(width, dtypes.uint8, place).ensure_allocated() for place in at]
 
     def _new_inputs(self, seed: int, recipe: str) -> dict[int, Any]:
         """Slot -> stored bits of what is read, as `make_inputs` makes them."""
@@ -198,9 +201,7 @@ class Bench:
     def poison(self, byte: int) -> None:
         """Fill every buffer that is only written with `byte`, and put back what in-place kernels read."""
         self.poisoned_with = byte
-        for info in self.buffers:
-            if info.is_output and not info.is_input:
-                self._set(self._views[info.slot], byte)
+        self._set([self._views[i.slot] for i in self.buffers if i.is_output and not i.is_input], byte)
         self.restore_inputs(only_outputs=True)
 
     def disturb(
@@ -233,9 +234,7 @@ class Bench:
     def guard(self, byte: int) -> None:
         """Fill what lies before and after every buffer with `byte`, unless it holds that."""
         if byte != self._guard_byte:
-            for slot in self._bases:
-                for guard in self._guards(slot):
-                    self._set(guard, byte)
+            self._set([guard for some in self._guards.values() for guard in some], byte)
             self._guard_byte = byte
 
     def with_guards(self, slot: int, nbytes: int) -> Any:
@@ -244,13 +243,18 @@ class Bench:
 
     def fill_with(self, buffer: Any, byte: int) -> None:
         """Fill a buffer on the device of the bench."""
-        self._set(buffer, byte)
+        self._set([buffer], byte)
 
-    def _set(self, buffer: Any, byte: int) -> None:
-        if (host := on_host(buffer)) is not None:
-            host.fill(byte)
-        elif not device_memset(self.device, buffer._buf, byte, buffer.nbytes):
-            self._write(buffer, np.full(buffer.nbytes, byte, np.uint8))
+    def _set(self, buffers: Sequence[Any], byte: int) -> None:
+        """Fill buffers, all of one device. A wait for each would take longer than filling a short kernel's."""
+        if self.device == "CPU":
+            for buffer in buffers:
+                host = on_host(buffer)
+                assert host is not None
+                host.fill(byte)
+        elif not device_memset(self.device, [(one._buf, one.nbytes) for one in buffers], byte):
+            for buffer in buffers:
+                self._write(buffer, np.full(buffer.nbytes, byte, np.uint8))
 
     def read(self, slot: int) -> np.ndarray[Any, Any]:
         """The stored bits of one buffer, in its own dtype."""
@@ -290,16 +294,10 @@ class Bench:
             element.allocator._copyout(raw[place * size : (place + 1) * size], element._buf)
         return found
 
-    def _guards(self, slot: int) -> tuple[Any, Any]:
-        """The bytes before and after a buffer."""
-        base, nbytes = self._bases[slot], self.by_slot[slot].nbytes
-        width = guard_bytes(nbytes)
-        return tuple(base.view(width, dtypes.uint8, at).ensure_allocated() for at in (0, width + nbytes))
-
     def guards_intact(self) -> int | None:
         """The first slot whose guard bytes were written, or None. Repairs all guards, for the next binary's sake."""
         broken: int | None = None
-        guards = [(slot, guard) for slot in self._bases for guard in self._guards(slot)]
+        guards = [(slot, guard) for slot, some in self._guards.items() for guard in some]
         pieces = device_pieces(self.device, [(guard._buf, 0, guard.nbytes) for _, guard in guards])
         at = 0
         for slot, guard in guards:
@@ -309,7 +307,7 @@ class Bench:
             found = host
             at += guard.nbytes
             if (found != self._guard_byte).any():
-                self._set(guard, self._guard_byte)
+                self._set([guard], self._guard_byte)
                 self.seed = None  # what wrote here may have written into the inputs too
                 broken = slot if broken is None else broken
         return broken

@@ -16,7 +16,7 @@ from kcg.campaign.samplers import KernelState, beam_level, beam_winner, sampler
 from kcg.campaign.sampling import HAND_CODED, LONG_SHARE, LONG_UOPS, DrawJob, Known, draw
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
 from kcg.campaign.tables import TableTask, replay_table, table_calls
-from kcg.campaign.tasks import KernelTask, chosen_specs, distinct_calls
+from kcg.campaign.tasks import Drawing, KernelTask, chosen_specs, distinct_calls
 from kcg.campaign.workers import generate
 from kcg.dataset.__main__ import main as dataset
 from kcg.dataset.journal import Journal
@@ -74,7 +74,7 @@ def run_all(task: KernelTask, space: KernelSpace, *, batches: int = 1000) -> lis
     drawn: list[tuple[Schedule, str]] = []
     while batches and (more := task.next_draw()) is not None:
         function, job = more
-        batch = task.drawn(function(job))
+        batch = [(choice.schedule, choice.sampler) for choice in task.drawn(function(job))]
         for schedule, who in batch:
             task.record(measured(task.call, space, schedule, who))
         drawn += batch
@@ -160,7 +160,7 @@ def test_in_stages_and_on_several_runs_it_gets_no_fewer() -> None:
     space = KernelSpace(call.region, H200)
     rows: list[Measurement] = []
     for wanted, mix in ((5, MIX), (16, (("walk:raw", 1.0),)), (64, MIX), (500, (("near:best", 1.0),))):
-        task = KernelTask(call, H200, wanted=wanted, mix=mix, seed=3, most=7, known=rows)
+        task = KernelTask(call, H200, wanted=wanted, mix=mix, seed=3, how=Drawing(most=7), known=rows)
         rows += [measured(call, space, schedule, who) for schedule, who in run_all(task, space)]
         assert len({space.key(row.schedule) for row in rows}) == len(rows) == min(wanted, 72)
 
@@ -193,8 +193,8 @@ def test_schedules_expected_to_take_seconds_are_left_out_but_for_the_hand_coded_
     (ast,) = kernels_of(empty(16384, 16384) @ empty(16384, 16384))
     region = Region((kernel_of(ast),))
     answer = draw(DrawJob(region, H200, (), 20, (("walk:raw", 1.0),), "0"))
-    assert answer.batch[0][1] == HAND_CODED
-    assert all(schedule != RAW for schedule, _, _ in answer.batch), "its every load comes from memory"
+    assert answer.batch[0].sampler == HAND_CODED
+    assert all(choice.schedule != RAW for choice in answer.batch), "its every load comes from memory"
 
 
 @pytest.mark.slow
@@ -441,7 +441,7 @@ def test_greedy_samplers_follow_the_predictor_that_is_named() -> None:
 
     def drawn(predictor: str) -> list[Schedule]:
         answer = draw(DrawJob(region, H200, (), 24, mix, "0", predictor=predictor))
-        return [schedule for schedule, who, _ in answer.batch if who == "greedy:0"]
+        return [choice.schedule for choice in answer.batch if choice.sampler == "greedy:0"]
 
     assert drawn("roofline") and drawn("auto")
     assert drawn("roofline") != drawn("auto")

@@ -11,9 +11,9 @@ import pytest
 from click import unstyle
 from typer.testing import CliRunner
 
-from kcg.campaign.samplers import SAMPLERS, KernelState, sampler
+from kcg.campaign.samplers import SAMPLERS, UNKNOWN, KernelState, chance, sampler
 from kcg.campaign.sampling import DrawJob, Known, draw
-from kcg.campaign.settings import DEFAULT_MIX, parse_mix
+from kcg.campaign.settings import DEFAULT_MIX, TILE_MIX, parse_mix
 from kcg.dataset.__main__ import app
 from kcg.errors import UnknownName
 from kcg.predictor.cost import KnownCost
@@ -80,7 +80,7 @@ def test_searches_share_a_campaign_with_what_always_comes() -> None:
     while batch := draw(
         DrawJob(region, SM_90, rows, 20, parse_mix(",".join(SEARCHES)), "0", predictor="roofline")
     ).batch:
-        rows += tuple(Known(schedule, who, time_s(key), key) for schedule, who, key in batch)
+        rows += tuple(Known(one.schedule, one.sampler, time_s(one.key), one.key) for one in batch)
     counts = Counter(one.sampler for one in rows)
     assert len({one.key for one in rows}) == counts.total() == 20
     assert counts["hand-coded"] == counts["raw"] == 1 and all(counts[name] == 6 for name in SEARCHES)
@@ -99,3 +99,43 @@ def test_samplers_are_named_with_equal_shares_or_with_their_own() -> None:
     assert parse_mix("random=1, beam:2/8=3") == (("random", 0.25), ("beam:2/8", 0.75))
     assert parse_mix("prior") == (("prior", 1.0),)
     assert all(sampler(name) for name in DEFAULT_MIX)
+
+
+@pytest.mark.parametrize("kind", ["tile", "tile of several kernels"])
+@pytest.mark.parametrize("name", ["near:prior", "near:best", "uniform"])
+def test_the_chance_of_a_draw_is_how_often_it_comes(name: str, kind: str) -> None:
+    found = list(programs(kind).items())
+    of = state(kind, dict(found[:7]) if name == "near:best" else {})
+    rng = random.Random(0)
+    drawn = Counter(one for _ in range(400) for one in sampler(name)(of, rng))
+    chances = {one: chance(name, of, one).probability for one in drawn}
+    assert all(chances.values()) and sum(filter(None, chances.values())) == pytest.approx(1.0, abs=0.02)
+    for one, count in drawn.items():
+        assert count / drawn.total() == pytest.approx(chances[one], abs=0.02)
+        assert chance(name, of, one).pool.partition(":")[2].isdecimal()
+
+
+def test_who_cannot_tell_a_chance_says_none() -> None:
+    of = state("opts", {})
+    for name in ("walk:raw", "beam:2/8", "greedy:0.3", "near:best", "mcts", "random"):
+        assert chance(name, of, of.space.baseline()) == UNKNOWN
+    assert chance("prior", of, of.space.baseline()).probability == 1.0
+
+
+def test_tile_programs_of_a_region_are_drawn_beside_its_baseline_of_another_kind() -> None:
+    region = space_named("tile of several kernels").region
+    drawn = draw(DrawJob(region, SM_90, (), 8, tuple(TILE_MIX.items()), "0", predictor="roofline", kind="tile")).batch
+    if not drawn:
+        pytest.skip("no tools for tile programs here")
+    assert [one.sampler for one in drawn[:2]] == ["hand-coded", "start"]
+    assert drawn[0].schedule.kind == "parts" and {one.schedule.kind for one in drawn[1:]} == {"tile"}
+    known = tuple(Known(one.schedule, one.sampler, 1e-5, one.key) for one in drawn)
+    more = draw(DrawJob(region, SM_90, known, 12, tuple(TILE_MIX.items()), "0", predictor="roofline", kind="tile"))
+    waits = tuple(replace(one, waits=True) for one in known)
+    job = DrawJob(
+        region, SM_90, waits, 100, (("mcts", 0.5), ("near:best", 0.5)), "0", predictor="roofline", kind="tile"
+    )
+    later = draw(job).batch
+    assert later and not {one.key for one in later} & {one.key for one in drawn}, "what waits is not drawn again"
+    assert "hand-coded" not in {one.sampler for one in more.batch}
+    assert not {one.key for one in more.batch} & {one.key for one in drawn}

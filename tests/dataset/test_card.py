@@ -115,7 +115,7 @@ def test_it_lists_the_sums_of_the_other_files(exported: Path, card: str) -> None
 def test_every_column_status_and_sampler_has_words() -> None:
     schemas = {
         "kernels.parquet": kernels_schema().names,
-        "measurements.parquet": stored_schema({}).names,
+        "measurements.parquet": stored_schema({}, with_choices=True).names,
         "timings.parquet": timings_schema(["*"]).names,
         "replay.parquet": REPLAY_COLUMNS,
     }

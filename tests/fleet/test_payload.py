@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from kcg.campaign.sampling import DrawJob, Drawn, Known
+from kcg.campaign.sampling import Choice, DrawJob, Drawn, Known
 from kcg.campaign.tables import LatticeDrawn, LatticeJob
 from kcg.errors import DataError, DeviceError, KcgError
 from kcg.fleet import tasks
@@ -54,7 +54,7 @@ CHECKED = Checked(FACTS, REPORT)
         JOB,
         Measured((ROW,), (("compile", 1.5),)),
         DRAW,
-        Drawn(((RAW, "raw", "key"),), ("k",), frozenset({"beam:2"}), "", 0.5),
+        Drawn((Choice(RAW, "uniform", "key", "legal:3", 1 / 3, 1e-3, 0.02),), ("k",), frozenset({"beam:2"}), "", 0.5),
         LatticeJob(REGION, X86, (), "0", 12),
         LatticeDrawn((), (), frozenset(), declaration="{}"),
         CHECKED,

@@ -247,7 +247,7 @@ def test_what_is_written_outside_on_the_other_stream_is_found(monkeypatch: pytes
 
     def happens(number: int) -> bool:
         if number == 7:
-            (_, behind), *_ = (made[0]._guards(info.slot) for info in made[0].buffers if info.is_input)
+            (_, behind), *_ = (made[0]._guards[info.slot] for info in made[0].buffers if info.is_input)
             made[0].fill_with(behind, 0)
         return False
 

@@ -497,7 +497,7 @@ def test_what_reads_outside_its_buffers_is_refused(fooled: int) -> None:
 
     def launch() -> float:
         seconds = run()
-        (before, _) = bench._guards(1)
+        (before, _) = bench._guards[1]
         outside = copied(before).view(np.float32)[-1]
         if (np.isnan(outside), outside > 1e30, outside < -1e30)[fooled]:
             bench._write(bench._views[0], bench.read(0) * np.float32(1.5))

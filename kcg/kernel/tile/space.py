@@ -31,6 +31,7 @@ from kcg.kernel.tile.legal import FIELDS, is_legal, is_possible, legal_values, r
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.plan import describe
 from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.uniform import Uniform
 from kcg.kernel.tile.words import described, label
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
 from kcg.unexpected import report
@@ -152,6 +153,19 @@ class TileSpace:
         """One of the actions, each equally likely; None where there is none."""
         actions = self.actions(self.start() if schedule is None else schedule)
         return rng.choice(actions).schedule if actions else None
+
+    def uniform(self, rng: random.Random) -> Schedule | None:
+        """See `kcg.kernel.tile.uniform`."""
+        found = self._uniform.draw(rng)
+        return None if found is None else schedule_of(found)
+
+    def count(self) -> float:
+        """About how many legal programs there are."""
+        return self._uniform.count
+
+    @functools.cached_property
+    def _uniform(self) -> Uniform:
+        return Uniform(self.kernel, self.target)
 
     def random(self, rng: random.Random) -> Schedule:
         """Any program, parameter after parameter at random: a baseline of searches."""
