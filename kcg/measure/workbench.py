@@ -318,6 +318,12 @@ class Bench:
         Device[self.device].synchronize()
 
 
+@functools.cache
+def _own_s(device: str) -> float:
+    """What a launch takes longer alone, once for all regions of a process."""
+    return Spin(device).own_s()
+
+
 class Workbench(Bench):
     """Buffers of one region by their numbers, and behind them those of programs for it. A second region needs a second
     workbench.
@@ -353,9 +359,9 @@ class Workbench(Bench):
     def _spin(self) -> Spin:
         return Spin(self.device)
 
-    @functools.cached_property
+    @property
     def _own_s(self) -> float:
-        return self._spin.own_s()
+        return _own_s(self.device)
 
     def _new_inputs(self, seed: int, recipe: str) -> dict[int, Any]:
         return make_inputs_of_kernels(self.chain.asts, seed, recipe=recipe)

@@ -26,7 +26,6 @@ MOST_TERMS = 64  # that are written out
 WORD_BYTES = 4  # of a word at most
 WIDTHS = (16, 8, 4, 2, 1)  # neighbouring bytes that a thread may take at once
 SHARED = 2  # terms of which a factor is taken out of the sum
-TABLE_OF_BYTES = 16  # entries: by four bits one of them, by three of these one of each half
 SMALL_TABLE = 32  # entries at most, which the lanes of a warp hold
 BYTES = (dtypes.uint8, dtypes.int8)
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.weakfloat)
@@ -66,12 +65,6 @@ class Packed:
     def apart(self) -> frozenset[UOp]:
         """The ranges that decide where rows begin otherwise than by sums: which expert's rows they are."""
         return frozenset(axis for _, value in self.looked_up for axis in value.ranges)
-
-    @cached_property
-    def small_tables(self) -> frozenset[int]:
-        """The buffers of 16 floats of which entries are taken at places that memory says."""
-        lookups = [load for load in loads_of(self.body) if is_lookup(load, least=TABLE_OF_BYTES)]
-        return frozenset(load.buffer.slot for load in lookups if load.buffer.size == TABLE_OF_BYTES)
 
     @cached_property
     def has_lookups(self) -> bool:
@@ -563,9 +556,9 @@ def _words(slot: int, nbytes: int, steps: Steps, places: Mapping[UOp, int]) -> d
     return {node: (Word(slot, own, size, at // size), 8 * (at % size)) for node, at in places.items()}
 
 
-def is_lookup(load: Access, *, least: int = SMALL_TABLE + 1) -> bool:
-    """Whether a load takes an entry of a table of floats, a larger one or of so many, at a place that memory says."""
-    if load.steps is not None or load.gates or load.buffer.dtype not in FLOATS or load.buffer.size < least:
+def is_lookup(load: Access) -> bool:
+    """Whether a load takes an entry of a larger table of floats, at a place that memory says."""
+    if load.steps is not None or load.gates or load.buffer.dtype not in FLOATS or load.buffer.size <= SMALL_TABLE:
         return False
     return any(node.op is Ops.INDEX for node in load.address.toposort())
 

@@ -43,7 +43,7 @@ from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times
 from kcg.kernel.tile.reduction import Part
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
-from kcg.kernel.tile.tables import BIAS, HALF_BYTES, LANES, NO_TABLES, Copy, Tables, copy_tables
+from kcg.kernel.tile.tables import HALF_BYTES, LANES, NO_TABLES, Copy, Tables, copy_tables
 from kcg.kernel.tile.tiles import (
     Axis,
     Tiled,
@@ -56,7 +56,7 @@ from kcg.kernel.tile.tiles import (
     split_number,
     tiled_of,
 )
-from kcg.kernel.tile.unpack import MAGIC, ONE, Words, most_together, together
+from kcg.kernel.tile.unpack import ONE, Words, most_together, together
 from kcg.kernel.tile.vectors import alike, write_launch
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
@@ -67,7 +67,6 @@ MOST_HELD, MOST_WORDS = 64, 200  # sums of a thread, and words that it takes at 
 LEAST_STEP, MOST_STEP = 32, 4096  # parts of a row
 FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, and programs of a multiprocessor
 SIGN_BIT = 31  # of a float
-NIBBLE = 4  # bits of a number that is looked up in a table of bytes
 HALF_BITS, HALF, SIGNS_OF_HALVES = 16, 0xFFFF, 0x80008000  # of a word of two float16
 ENTRIES = (8, 4, 2, 1)  # of a table in shared memory, that are loaded at once
 LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
@@ -75,7 +74,6 @@ OPERATIONS = 5  # of a number that is unpacked and multiplied
 MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
 SHARING_WARPS = 4  # of a program with tables, where a search begins, and times as many rows as others have at most
-PAYS_IN_BYTES = 256  # terms of a thread, from which on a table as bytes costs less than it saves
 MOST_TURNS = 4  # in which a thread copies a table: of more it spilled
 COPYING = 6  # operations of an entry that is copied
 
@@ -266,12 +264,6 @@ class PackedPlan(TilePlan):
         is_worth &= all(one.turns <= MOST_TURNS for each in copies for one in each)
         return found if is_worth and sum(one.nbytes for each in copies for one in each) <= MOST_SHARED else {}
 
-    @property
-    def in_bytes(self) -> frozenset[int]:
-        """Tables that threads hold as bytes, by their buffers. None where each has too few terms to pay for that."""
-        terms = self.area * self.loop.extent * self.taken[0].written // self.split
-        return self.view.small_tables if self.ptx and terms >= self.threads * PAYS_IN_BYTES else frozenset()
-
     def _copies(self, tables: Mapping[int, int]) -> list[list[Copy]]:
         """How these come to shared memory, of each text of the launch: it has memory of its own."""
         found = []
@@ -357,8 +349,8 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
 
 def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Tables) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
-    stands: of infinite vectors both parts may be infinite, or one none. So it is where an entry of a table is not
-    what was copied of it, with the table as it is."""
+    stands: of infinite vectors both parts may be infinite, or one none. So it is where a table's entries are no
+    float16, with the table as it is."""
     number, packed = len(plan.tile), next(one for one in plan.view.packed if one.reduce is node)
     taken, root = packed.unpacked(plan.unpacked), frame.outermost()
     is_there = _look_up(packed, root)
@@ -374,7 +366,8 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Ta
             for _ in range(frame.rank):
                 again = f"tl.max({again}, 0)"
         for inexact in tables.inexact:
-            again = f"tl.maximum({again}, {inexact})" if again else inexact
+            found = f"tl.max({inexact}, 0)"
+            again = f"tl.maximum({again}, {found})" if again else found
         about = "not finite: without taking sums apart" if taken.is_apart else "as the tables are"
         body = Lines(frame.writer, frame.lines)
         inner = replace(frame, lines=body, outer=frame, bound={}, values={})
@@ -482,9 +475,6 @@ class _Sum(Words):
                 continue
             if load.gates:
                 raise UnsupportedTile("packed", "a load under a condition")
-            if load.buffer.slot in self.tables.words and (field := self._nibble(load)) is not None:
-                self.frame.bound[node] = self.frame.values[node] = self._of_bytes(load.buffer.slot, field)
-                continue
             if self._is_held(load):
                 self.frame.bound[node] = self.frame.values[node] = self._looked_up(load)
                 continue
@@ -555,34 +545,6 @@ class _Sum(Words):
 
     def _bind_entry(self, node: UOp) -> None:
         self.frame.bound[node] = self.frame.values[node] = self._float(node)
-
-    def _nibble(self, load: Access) -> Field | None:
-        """The four bits that say an entry's number, where these are at an even place of a word."""
-        linear = self.unpacked.linear(load.address)
-        if linear is None or linear.constant or len(linear.terms) != 1:
-            return None
-        ((field, times),) = linear.terms
-        return field if times == 1 and field.width == NIBBLE and field.shift % NIBBLE == 0 else None
-
-    def _of_bytes(self, slot: int, field: Field) -> Block:
-        """An entry of a table that is held as bytes. Four neighbours are taken at once: by three bits of each out of
-        both halves of the table, and by the fourth one of the two."""
-        frame, lines, word = self.frame, self.frame.lines, self._as_32(field.word)
-        ptx = frame.writer.ptx
-        frame.writer.helpers["_bytes_of"] = _BYTES_OF if ptx else _PLAIN_BYTES_OF
-        one, two, three, four = self.tables.words[slot]
-        place = lines.name(f"{word} & {0x77777777}", "places")
-        half = lines.name(f"((({word} >> 1) & {0x44444444}) | {0x32103210})", "half")
-        if field.shift >= HALF_BITS:
-            place, half = (lines.name(f"{text} >> {HALF_BITS}", "places") for text in (place, half))
-        low = lines.name(f"_bytes_of({one}, {two}, {place})", "low")
-        high = lines.name(f"_bytes_of({three}, {four}, {place})", "high")
-        made = lines.name(f"_bytes_of({low}, {high}, {half})", "bytes")
-        number = field.shift % HALF_BITS // NIBBLE
-        bits = lines.name(f"_bytes_of({made}, {MAGIC}, {0x7650 + number})", "bits")
-        axes = self.words[field.word].axes
-        near = frame.new(f"{bits}.to(tl.float32, bitcast=True)", "float32", axes)
-        return frame.new(f"{near.text} - {float(ONE + BIAS)}", "float32", axes, "entry")
 
     def _is_held(self, load: Access) -> bool:
         """Whether what is loaded is a number's entry in a table that the lanes of a warp hold, one entry each."""
@@ -832,25 +794,6 @@ def {name}(word):
     return ((word >> {shift}) & 65535).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
 """
 """One of two float16 in a word."""
-
-_BYTES_OF = """
-@triton.jit
-def _bytes_of(low, high, places):
-    asm: tl.constexpr = "prmt.b32 $0, $1, $2, $3;"
-    return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, places], dtype=tl.uint32, is_pure=True, pack=1)
-"""
-_PLAIN_BYTES_OF = """
-@triton.jit
-def _bytes_of(low, high, places):
-    both = (tl.cast(high, tl.uint64) << 32) | tl.cast(low, tl.uint64)
-    places = tl.cast(places, tl.uint64)
-    one = (both >> ((places & 7) * 8)) & 255
-    two = (both >> (((places >> 4) & 7) * 8)) & 255
-    three = (both >> (((places >> 8) & 7) * 8)) & 255
-    four = (both >> (((places >> 12) & 7) * 8)) & 255
-    return (one | (two << 8) | (three << 16) | (four << 24)).to(tl.uint32)
-"""
-"""Four bytes of two words, each by the lowest three of four bits, of which the last is not set."""
 
 _PLAIN_HALVES = """
 @triton.jit

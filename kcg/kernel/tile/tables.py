@@ -1,4 +1,4 @@
-"""Tables that a program of packed products holds: in shared memory as float16, or in registers as bytes.
+"""Tables that a program of packed products holds in shared memory, as float16.
 
 They are copied once, before a program goes through its rows, and are used where every entry is such a number, which is
 seen as they are copied.
@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import SMALL_TABLE, WORD_BYTES
+from kcg.kernel.reading.packed import SMALL_TABLE
 from kcg.kernel.tile.emit import TYPES, Block, Frame
 from kcg.kernel.tile.tiles import power_of_two
-from kcg.kernel.tile.unpack import MAGIC, ONE, buffer_of
+from kcg.kernel.tile.unpack import buffer_of
 
 if TYPE_CHECKING:
     from kcg.kernel.tile.packed import PackedPlan
 
-BIAS, BYTE_ENTRIES = 128, 16  # of a table that is held as bytes
 HALF_BYTES = 2  # of a table's entry in shared memory
 COPIED = 32  # entries that a thread copies at once
 COPY_LAYOUT = "copied"
@@ -50,47 +49,22 @@ class Copy:
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables that a program has copied: where each is in shared memory as float16, by its buffer; of those that are
-    held in registers as bytes their four words; and what is not 0 where an entry of any is no such number."""
+    """Tables that a program has copied as float16: where each is, by its buffer, and which threads have seen an entry
+    that is no such number."""
 
     places: Mapping[int, str]
-    words: Mapping[int, list[str]]
     inexact: tuple[str, ...]
 
 
-NO_TABLES = Tables({}, {}, ())
+NO_TABLES = Tables({}, ())
 
 
 def copy_tables(plan: PackedPlan, kernel: TileKernel, root: Frame) -> Tables:
     """Copies tables to shared memory, where entries that lie anywhere take a third of the time that the L1 cache needs
-    for them, and small ones to registers, where none has to come from another lane. Each is copied once: what is
-    written later waits for it."""
+    for them. Each is copied once: what is written later waits for it."""
     read = {load.buffer.slot for load in kernel.loads}
     copied = {slot: _copy_table(plan, slot, root) for slot in plan.tables if slot in read}
-    held = {slot: _hold_table(slot, root) for slot in sorted(plan.in_bytes & read)}
-    inexact = (*(f"tl.max({wrong}, 0)" for _, wrong in copied.values()), *(wrong for _, wrong in held.values()))
-    places = {slot: table for slot, (table, _) in copied.items()}
-    return Tables(places, {slot: words for slot, (words, _) in held.items()}, inexact)
-
-
-def _hold_table(slot: int, root: Frame) -> tuple[list[str], str]:
-    """Loads a table as bytes, each 128 more than an entry is. Returns their words, and what is not 0 where an entry is
-    no whole number that a byte holds."""
-    lines, pointer, type_ = root.lines, root.buffer(slot), TYPES[buffer_of(root, slot).dtype]
-    wrong, words = "", list[str]()
-    for first in range(0, BYTE_ENTRIES, WORD_BYTES):
-        word = ""
-        for number in range(WORD_BYTES):
-            read = lines.name(f"tl.load({pointer} + {first + number})", "entry")
-            entry = root.cast(Block(read, type_), "float32")
-            near = lines.name(f"{entry.text} + {float(ONE + BIAS)}", "near")
-            bits = lines.name(f"{near}.to(tl.uint32, bitcast=True) ^ {MAGIC}", "bits")
-            is_whole = root.scalar_condition(f"{near} - {float(ONE + BIAS)} == {entry.text}")
-            own = lines.name(f"tl.where({is_whole}, {bits}, 256)", "wrong")
-            wrong = lines.name(f"{wrong} | {own}", "wrong") if wrong else own
-            word = lines.name(f"{word} | ({bits} << {8 * number})", "word") if word else bits
-        words.append(word)
-    return words, f"({wrong} >> 8).to(tl.int32)"
+    return Tables({slot: table for slot, (table, _) in copied.items()}, tuple(wrong for _, wrong in copied.values()))
 
 
 def _copy_table(plan: PackedPlan, slot: int, root: Frame) -> tuple[str, str]:

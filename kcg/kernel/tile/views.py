@@ -141,11 +141,6 @@ class PackedView(View):
         return tuple(width for width in first.widths if all(width in one.widths for one in others))
 
     @cached_property
-    def small_tables(self) -> frozenset[int]:
-        """The tables of 16 floats of which entries are taken, by their buffers."""
-        return frozenset().union(*(one.small_tables for one in self.packed))
-
-    @cached_property
     def has_lookups(self) -> bool:
         """Whether entries of larger tables of floats are among what is read."""
         return any(one.has_lookups for one in self.packed)

@@ -44,7 +44,7 @@ with_triton = pytest.mark.skipif(not HAS_TRITON, reason=WITHOUT)
 
 RUN_ALWAYS = ("q4_k", "q8_0")
 MOST_INSTRUCTIONS = {
-    "q4_k": 9.0, "mxfp4": 5.5, "iq4_xs": 6.0, "q6_k": 13.0, "q8_0": 14.0, "iq3_s": 6.0, "iq3_xxs": 5.5, "iq2_s": 5.0,
+    "q4_k": 9.0, "mxfp4": 4.5, "iq4_xs": 5.5, "q6_k": 13.0, "q8_0": 14.0, "iq3_s": 6.0, "iq3_xxs": 5.5, "iq2_s": 5.0,
 }  # fmt: skip
 """Machine instructions a weight, of those that read a model at the memory's speed."""
 
@@ -536,52 +536,6 @@ def test_products_of_one_launch_copy_what_they_read(tmp_path: Path) -> None:
     made = compiled_launch(source, source.launches[0], TARGET)
     own = dict(made.report)["shared_bytes"] - made.shared_bytes
     assert own == plan_of(kernel, TARGET, programs[0]).shared_bytes
-
-
-BYTES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
-    "whole": lambda rng: rng.integers(-128, 128, 16),
-    "the least, the largest and a zero below 0": lambda rng: rng.choice([-128, 127, -0.0, 0.0], 16),
-    "halves": lambda rng: rng.integers(-128, 128, 16) / 2 + 0.5 * (np.arange(16) == 3),
-    "one beyond": lambda rng: np.where(np.arange(16) == 15, 128, rng.integers(-128, 128, 16)),
-    "one below": lambda rng: np.where(np.arange(16) == 0, -129, rng.integers(-128, 128, 16)),
-    "the largest floats": lambda rng: rng.choice([3e38, -3e38, 2.0**23, 1e-40], 16) * 1e-3,
-}
-"""Values of tables of 16, as float32 has them."""
-
-
-@with_triton
-@pytest.mark.parametrize("kind", first(1, ["iq4_xs", "mxfp4"]))
-def test_tables_in_bytes_are_right(kind: str, tmp_path: Path) -> None:
-    region, kernel = product_of(kind, 32, 1024)
-    (slot,) = (b.slot for b in kernel.buffers if b.size == 16)
-    first = default_parameters(kernel, TARGET)
-    widths = packed_sums(kernel)[0].widths
-    programs = [first.changed(tile=(rows,), unpacked=width) for width in widths for rows in (8, 16)]
-    programs = [p for p in programs if is_legal(kernel, TARGET, p)]
-    assert all(plan_of(kernel, TARGET, p).in_bytes for p in programs) and programs
-    rng = np.random.default_rng(4)
-    cases = {}
-    for entries, draw in BYTES.items():
-        table = draw(rng).astype(np.float32)
-        for number, case in enumerate(cases_of(region, kernel, programs, lambda n: blocks_of(kind, 32, 1024, n))):
-            cases[f"{entries}, {number}"] = replace(case, inputs={**case.inputs, slot: table})
-    assert not wrong_of(cases, tmp_path)
-
-
-@with_triton
-def test_an_infinite_entry_of_a_small_table_is_infinite(tmp_path: Path) -> None:
-    region, kernel = product_of("mxfp4", 24, 1024)
-    (slot,) = (b.slot for b in kernel.buffers if b.size == 16 and b.dtype is dtypes.float32)
-    table, blocks = np.ones(16, np.float32), blocks_of("mxfp4", 24, 1024).reshape(-1, 17)
-    table[9] = np.inf
-    nibbles = blocks[:, 1:]
-    nibbles[...] = np.where((nibbles & 15 == 9) | (nibbles >> 4 == 9), 0x33, nibbles)
-    nibbles[::32, 5] = 0x93  # one a row
-    p = default_parameters(kernel, TARGET).changed(tile=(8,))
-    (case,) = cases_of(region, kernel, [p], lambda _: blocks.reshape(-1))
-    case = replace(case, inputs={**case.inputs, slot: table})
-    assert np.isinf(question_of(case).wanted[0].values).all()
-    assert compare([case], tmp_path) == [""]
 
 
 def test_a_table_is_copied_where_a_program_has_terms_enough() -> None:
