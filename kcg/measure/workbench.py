@@ -115,6 +115,7 @@ def copied(buffer: Any) -> Words:
 
 
 HOST_S = 100e-6  # for which the device is kept busy at first, per launch: what the host may take to send it off
+HIDES_HOST = ("CUDA",)  # devices that can be kept busy until the host has sent a launch off
 LATELY = 4  # runs whose launches say how long the host takes for the next ones
 GUARD_BYTES = 4096  # before and after each buffer, at least; a multiple of every device's alignment
 WIDE_GUARD_BYTES = 64 << 10  # and at most: a stray row of a large buffer is long
@@ -359,10 +360,6 @@ class Workbench(Bench):
     def _spin(self) -> Spin:
         return Spin(self.device)
 
-    @property
-    def _own_s(self) -> float:
-        return _own_s(self.device)
-
     def _new_inputs(self, seed: int, recipe: str) -> dict[int, Any]:
         return make_inputs_of_kernels(self.chain.asts, seed, recipe=recipe)
 
@@ -373,10 +370,10 @@ class Workbench(Bench):
         `as_tinygrad` loads exactly what tinygrad would, also where the machine code is at hand and loads faster.
         """
         sends = self._senders(runs, as_tinygrad)
-        if len(sends) == len(self.region.kernels) == 1 and self.device != "CUDA":
+        if len(sends) == len(self.region.kernels) == 1 and self.device not in HIDES_HOST:
             return lambda: float(sends[0](wait=True))
         together = self._timed_as_one(sends)
-        return together if len(self.region.kernels) > 1 else lambda: together() + self._own_s
+        return together if len(self.region.kernels) > 1 else lambda: together() + _own_s(self.device)
 
     def sender(self, runs: Executable, stream: Stream | None = None) -> Callable[[], None]:
         """As tinygrad would load it; the callable sends all its launches off and waits for none, on tinygrad's own
