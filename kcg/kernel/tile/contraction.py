@@ -219,10 +219,11 @@ def write_step(
     counter = first = counter or root.writer.fresh("k")
     if loop.chained:
         first, described[0] = _chosen(body, counter, (*loop.chained, products[0]))
-    plain = (of for of, one in zip(described, products, strict=True) if not unpacks(one.contraction))
+    written = [unpacks(one.contraction) and terms_of(one.contraction) % step == 0 for one in products]
+    plain = (of for of, apart in zip(described, written, strict=True) if not apart)
     vector = body.name(f"{first} + tl.arange(0, {step})", "ks") if any(None in of for of in plain) else ""
-    for product, by_tmas, names in zip(products, described, totals, strict=True):
-        if unpacks(product.contraction):
+    for product, by_tmas, names, apart in zip(products, described, totals, written, strict=True):
+        if apart:
             write_unpacked(product.contraction, (rows, *columns), first, loop, body, names)
             continue
         blocks = []
@@ -361,6 +362,8 @@ def _in_two(block: Block, body: Lines) -> tuple[str, str]:
 
 def unpacks(contraction: Contraction) -> bool:
     """Whether an operand is made of bytes."""
+    if any(map(is_symbolic, contraction.reduce.src[1:])):
+        return False
     nodes = (n for side in contraction.sides for factor in side.factors for n in factor.node.toposort())
     is_of_floats = dtypes.is_float(contraction.sides[0].dtype)
     return is_of_floats and any(n.op is Ops.INDEX and n.dtype in (dtypes.uint8, dtypes.int8) for n in nodes)
