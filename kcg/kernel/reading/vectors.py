@@ -11,7 +11,7 @@ from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import affine, extent, is_symbolic
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import packed_sums, rows_of
+from kcg.kernel.reading.packed import Packed, packed_sums, rows_of
 
 VECTORS = "products of one vector"
 Vector = tuple[int, tuple[int, ...]]
@@ -27,7 +27,7 @@ def vectors_of(kernel: TileKernel) -> frozenset[Vector]:
     outputs, over = set(kernel.outputs), kernel.reductions[0].src[1:]
     if not outputs or any(axis.op is not Ops.RANGE or is_symbolic(axis) for axis in (*outputs, *over)):
         return frozenset()
-    is_packed = any(len(rows_of(kernel, one)) == len(outputs) for one in packed_sums(kernel))
+    is_packed = any(_is_of_rows(kernel, one) for one in packed_sums(kernel))
     found: list[set[Vector]] = []
     for node in kernel.reductions:
         inside = node.src[0].backward_slice_with_self
@@ -39,6 +39,11 @@ def vectors_of(kernel: TileKernel) -> frozenset[Vector]:
             return frozenset()
         found.append({vector for load in loads if (vector := _vector(load, over)) is not None})
     return frozenset(set.intersection(*found))
+
+
+def _is_of_rows(kernel: TileKernel, packed: Packed) -> bool:
+    """Whether all that is stored are values of rows of packed words, of chosen ones too."""
+    return len(rows_of(kernel, packed)) + len(packed.apart & set(kernel.outputs)) == len(kernel.outputs)
 
 
 def _is_streamed(load: Access, ranges: set[UOp]) -> bool:

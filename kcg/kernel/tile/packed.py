@@ -92,6 +92,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         if not all(map(packed_sums, kernel.launched)):
             return False
         view = PackedView.of(kernel)
+        if len({_chosen_rows(one) for one in kernel.launched}) > 1:
+            return False  # some have rows that memory chooses, and others none, or others
         most = 1 if kernel.grouped else MOST_VECTORS
         return bool(rows_of(kernel, view.packed[0])) and vectors_of(view) <= most and bool(view.widths)
 
@@ -198,6 +200,12 @@ def reads_words(kernel: TileKernel, slots: frozenset[int]) -> bool:
 def vectors_of(view: PackedView) -> int:
     """How many vectors each row is multiplied with: the most of any kernel of a launch."""
     return max(count_of(one, vectors_along(one, packed_sums(one)[0])) for one in view.kernel.launched)
+
+
+def _chosen_rows(kernel: TileKernel) -> tuple[tuple[int, int], ...]:
+    """The output ranges that number chosen rows, as experts: their numbers and how many there are."""
+    apart = packed_sums(kernel)[0].apart
+    return tuple((number, extent(axis)) for number, axis in enumerate(kernel.outputs) if axis in apart)
 
 
 def vectors_along(kernel: TileKernel, packed: Packed) -> tuple[int, ...]:

@@ -101,7 +101,8 @@ def launched_with(kernel: TileKernel, parameters: TileParameters) -> list[tuple[
     found = [(first, parameters)]
     for one in others:
         if one.contraction is None or first.contraction is None:
-            found.append((one, replace(parameters, axes=(tuple(range(len(one.outputs))),))))
+            every = len(one.outputs) != len(first.outputs)  # its rows are all that it stores
+            found.append((one, replace(parameters, axes=(tuple(range(len(one.outputs))),)) if every else parameters))
             continue
         turned = parameters.axes == tuple(side.ranges for side in first.contraction.sides[::-1])
         sides = one.contraction.sides[::-1] if turned else one.contraction.sides

@@ -93,7 +93,7 @@ def bind_products(frame: Frame, group: Sequence[Tiled], number: str) -> str:
         return number
     ends = [0]
     for one in group:
-        ends.append(ends[-1] + one.counts[0])
+        ends.append(ends[-1] + one.tiles)
     conditions = [frame.lines.name(frame.scalar_condition(f"{number} < {end}"), "below") for end in ends[1:-1]]
 
     maps = [found for one in others if (found := slots_of(first.kernel, one.kernel)) is not None]

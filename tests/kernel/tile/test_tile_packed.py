@@ -793,6 +793,29 @@ def test_products_with_chosen_experts_are_packed(name: str, tmp_path: Path) -> N
 
 
 @with_triton
+@pytest.mark.parametrize(("kinds", "rows"), first_rows(1, [(("q4_k", "q6_k"), 24), (("q4_k", "q4_k"), 16)]))
+def test_products_of_one_vector_with_chosen_experts_are_one_launch(
+    kinds: tuple[str, str], rows: int, tmp_path: Path
+) -> None:
+    """As gate and up, also of two formats: programs of each expert of the first, then those of the second."""
+    places, x = in_memory(), empty(1, 1, 512)
+    weights = [PackedWeights()(kind + str(n), (EXPERTS, rows, 512), kind)[places] for n, kind in enumerate(kinds)]
+    region = region_of(*(x.matmul(one.transpose(-1, -2), dtype="float32").contiguous() for one in weights))
+    kernel = read_region(region)
+    assert len(kernel.launched) == len(region.kernels) == 2
+    programs = programs_of(kernel, 3)
+    assert all(p.form == PACKED for p in programs)
+    chosen = next(b.slot for b in kernel.buffers if b.dtype is dtypes.int32)
+    held = sorted((b.slot, b.size) for b in kernel.buffers if b.dtype is dtypes.uint8)
+    given = {slot: random_rows(size) for slot, size in held} | {chosen: np.array([4, 0, 3], np.int32)}
+    cases = {
+        str(number): Case(region, generate_kernel(kernel, TARGET, p, interpreted=True), inputs=given, seed=number + 1)
+        for number, p in enumerate(programs)
+    }
+    assert not wrong_of(cases, tmp_path)
+
+
+@with_triton
 def test_an_expert_that_does_not_exist_has_no_weights(tmp_path: Path) -> None:
     """tinygrad gives zeros where a place is none, and reads nothing there."""
     region, kernel = _read(of_experts("q4_k", 8, chosen=in_memory))
