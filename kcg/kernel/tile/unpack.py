@@ -111,7 +111,9 @@ class Words:
             at = f"{pointer} + {number}" if number else pointer
             if nbytes <= WORD_BYTES * number:  # of what begins early nothing is in it, and it may be of no buffer
                 bits = 8 * (WORD_BYTES * number - nbytes)
-                reached = self.frame.new(f"{amount.text} > {bits}", "int1", amount.axes, "mask")
+                is_more = f"{amount.text} > {bits}"
+                is_more = is_more if amount.axes else self.frame.scalar_condition(is_more)
+                reached = self.frame.new(is_more, "int1", amount.axes, "mask")
                 own = f", mask={self.frame.all_of([*mask, reached.text])}, other=0"
             yield self.frame.new(f"tl.load({at}{own}{self._policy(slot)})", "uint32", axes, f"p{slot}_word")
 

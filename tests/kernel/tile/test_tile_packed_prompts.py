@@ -91,6 +91,16 @@ def test_other_operands_of_bytes_are_right_too(
 
 
 @with_triton
+def test_words_that_begin_where_a_scalar_says_are_read_no_further_than_they_go(tmp_path: Path) -> None:
+    """Blocks of 210 bytes begin at any even byte; which one it is, is a scalar where each choice is written out."""
+    region, kernel = product_of("q6_k", 48, 512, 32, "float16")
+    first = default_parameters(kernel, TARGET)
+    programs = [first.changed(tile=(16, 16), reduce_tile=step, num_warps=2) for step in (64, 128, 256)]
+    cases = cases_of(region, kernel, programs, lambda number: blocks_of("q6_k", 48, 512, number))
+    assert compare(cases, tmp_path) == [""] * 3
+
+
+@with_triton
 @pytest.mark.parametrize("kind", some(UNPACKED, RUN_ALWAYS))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_programs_of_a_prompt_compute_what_the_kernel_does(kind: str, dtype: str, tmp_path: Path) -> None:
