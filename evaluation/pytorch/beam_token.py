@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -79,23 +79,6 @@ def _found(cache: Path) -> int:
         return sum(connection.execute(f"select count(*) from {name}").fetchone()[0] for (name,) in tables)
 
 
-def _by_hand_where_not_cached() -> None:
-    """Has BEAM take what it found before, and else what it takes without a search."""
-    from tinygrad.codegen.opt import heuristic, search
-    from tinygrad.helpers import diskcache_get
-
-    original = search.beam_search
-
-    def known(scheduler: Any, buffers: Any, values: Any, width: int, allow_test_size: bool = True, *rest: Any) -> Any:
-        target = scheduler.ren.target.device
-        key = {"ast": scheduler.ast.key, "amt": width, "allow_test_size": allow_test_size, "device": target}
-        if diskcache_get("beam_search", {**key, "suffix": scheduler.ren.suffix}) is None:
-            return heuristic.hand_coded_optimizations(scheduler)
-        return original(scheduler, buffers, values, width, allow_test_size, *rest)
-
-    search.beam_search = known
-
-
 def main(
     preset: Annotated[str, typer.Argument(help="of the workload llm")],
     cached: Annotated[bool, typer.Option("--cached", help="search nothing")] = False,
@@ -105,9 +88,10 @@ def main(
     from kcg.workloads.llm import llm_config, runnable
 
     prepare(os.environ.get("DEV", "CUDA"))
-    if cached:
-        _by_hand_where_not_cached()
-    print(token_s(runnable(llm_config(preset), 0), TOKENS))
+    from kcg.compat.beam import searching_nothing
+
+    with searching_nothing() if cached else contextlib.nullcontext():
+        print(token_s(runnable(llm_config(preset), 0), TOKENS))
 
 
 if __name__ == "__main__":

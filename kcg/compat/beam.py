@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,28 @@ def run_beam(ast: UOp, width: int) -> tuple[tuple[Opt, ...], int]:
     finally:
         search._time_program = original
     return tuple(from_tiny(o) for o in found.applied_opts), timed
+
+
+@contextlib.contextmanager
+def searching_nothing() -> Iterator[None]:
+    """Inside the block BEAM takes what its cache holds; other kernels have tinygrad's hand-coded schedule."""
+    from tinygrad.codegen.opt import heuristic, search
+    from tinygrad.helpers import diskcache_get
+
+    original = search.beam_search
+
+    def known(scheduler: Any, buffers: Any, values: Any, width: int, allow_test_size: bool = True, *rest: Any) -> Any:
+        target = scheduler.ren.target.device
+        key = {"ast": scheduler.ast.key, "amt": width, "allow_test_size": allow_test_size, "device": target}
+        if diskcache_get("beam_search", {**key, "suffix": scheduler.ren.suffix}) is None:
+            return heuristic.hand_coded_optimizations(scheduler)
+        return original(scheduler, buffers, values, width, allow_test_size, *rest)
+
+    search.beam_search = known
+    try:
+        yield
+    finally:
+        search.beam_search = original
 
 
 def cache_key(

@@ -277,7 +277,7 @@ class PackedPlan(TilePlan):
         found = []
         for first, *_ in alike(self.tiled) if len(self.tiled) > 1 and tables else [self.tiled]:
             read = {load.buffer.slot for load in first.kernel.loads}
-            found.append([Copy.of(self, entries) for slot, entries in tables.items() if slot in read])
+            found.append([Copy.of(entries, self.threads) for slot, entries in tables.items() if slot in read])
         return found
 
     @property
@@ -346,7 +346,7 @@ def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> Non
     part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
     bind_tile(root, tiled, digits)
     own = Part(part, plan.split)
-    tables = copy_tables(plan, tiled.kernel, root)
+    tables = copy_tables(plan.tables, tiled.kernel, root, plan.threads)
     root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own, tables)
     if plan.split > 1:
         store_partials(root, tiled.kernel, own)

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.packed import SMALL_TABLE
 from kcg.kernel.tile.emit import TYPES, Block, Frame
 from kcg.kernel.tile.tiles import power_of_two
 from kcg.kernel.tile.unpack import buffer_of
-
-if TYPE_CHECKING:
-    from kcg.kernel.tile.packed import PackedPlan
 
 HALF_BYTES = 2  # of a table's entry in shared memory
 COPIED = 32  # entries that a thread copies at once
@@ -33,8 +29,8 @@ class Copy:
     at_once: int
 
     @classmethod
-    def of(cls, plan: PackedPlan, entries: int) -> Copy:
-        at_once = min(power_of_two(entries), plan.threads * COPIED)
+    def of(cls, entries: int, threads: int) -> Copy:
+        at_once = min(power_of_two(entries), threads * COPIED)
         return cls(-(-entries // at_once), at_once)
 
     @property
@@ -59,22 +55,22 @@ class Tables:
 NO_TABLES = Tables({}, ())
 
 
-def copy_tables(plan: PackedPlan, kernel: TileKernel, root: Frame) -> Tables:
-    """Copies tables to shared memory, where entries that lie anywhere take a third of the time that the L1 cache needs
-    for them. Each is copied once: what is written later waits for it."""
+def copy_tables(tables: Mapping[int, int], kernel: TileKernel, root: Frame, threads: int) -> Tables:
+    """Copies those tables (buffer -> entries) that a kernel reads to shared memory, where what lies anywhere takes
+    a third of the time that the L1 cache needs for them. Each is copied once: what is written later waits for it."""
     read = {load.buffer.slot for load in kernel.loads}
-    copied = {slot: _copy_table(plan, slot, root) for slot in plan.tables if slot in read}
+    copied = {slot: _copy_table(slot, count, root, threads) for slot, count in tables.items() if slot in read}
     return Tables({slot: table for slot, (table, _) in copied.items()}, tuple(wrong for _, wrong in copied.values()))
 
 
-def _copy_table(plan: PackedPlan, slot: int, root: Frame) -> tuple[str, str]:
+def _copy_table(slot: int, entries: int, root: Frame, threads: int) -> tuple[str, str]:
     """Copies one. Returns where it is, and which threads have seen an entry that float16 does not have."""
-    lines, writer, entries = root.lines, root.writer, plan.tables[slot]
-    copy, buffer, layout = Copy.of(plan, entries), root.buffer(slot), ""
+    lines, writer = root.lines, root.writer
+    copy, buffer, layout = Copy.of(entries, threads), root.buffer(slot), ""
     if root.layout:
         layout = f", {COPY_LAYOUT}"
         writer.helpers[COPY_LAYOUT] = (
-            f"{COPY_LAYOUT} = gl.constexpr(gl.BlockedLayout([4], [{LANES}], [{plan.num_warps}], [0]))\n"
+            f"{COPY_LAYOUT} = gl.constexpr(gl.BlockedLayout([4], [{LANES}], [{threads // LANES}], [0]))\n"
         )
     table = buffer
     if writer.ptx:

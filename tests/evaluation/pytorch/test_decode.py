@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluation.pytorch import decode
+from evaluation.pytorch import beam_token, decode, prompts
 from evaluation.pytorch.decode import FIRST, INPUTS, IQ, KINDS, TORCH, headline, programs_of, region_of
 from evaluation.rows import Row
 from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.targets import target_named
-from kcg.kernel.tile.parameters import PACKED
-from kcg.workloads.packed_weights import FORMATS, random_blocks
+from kcg.kernel.tile.contraction import unpacks
+from kcg.kernel.tile.parameters import CONTRACTION, PACKED
+from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
 from tests.slow import some
 
 TARGET = target_named("sm_90")
@@ -61,6 +62,31 @@ def test_the_fastest_is_chosen_by_one_half_of_the_timings_and_told_by_the_other(
     assert decode.chosen(seen) == ("lucky", 5.0)
 
 
+def test_programs_of_a_prompts_products_and_what_they_are_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "ROWS", 256)
+    weights = PackedWeights()("w", (prompts.ROWS, prompts.INPUTS), "q4_k")
+    region = prompts.region_of(weights, "float16")
+    contraction = read_kernel(region).contraction
+    assert contraction is not None and unpacks(contraction)
+    programs = prompts.unpacking(region, TARGET)
+    assert len(programs) > 8 and {p.form for p in programs} == {CONTRACTION}
+    scratch = prompts.scratch_region("q4_k")
+    others = prompts.cheapest(scratch, TARGET, 8)
+    assert len(others) > 4 and {b.size for b in read_kernel(scratch).buffers} == {
+        prompts.ROWS * INPUTS,
+        FORMATS["q4_k"].bytes_of(prompts.ROWS * INPUTS),
+    }
+
+
+@pytest.mark.slow
+def test_a_token_with_what_beam_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found in no time: the token is that of schedules by hand."""
+    monkeypatch.setenv("DEV", "CPU")
+    row = beam_token.row("mini", limit_s=1.0)
+    assert row["was_cut"] and row["found"] == 0 and not row["fault"]
+    assert row["tokens_per_s"] > 0 and row["width"] == 2
+
+
 def test_the_headline_has_what_is_there() -> None:
     assert headline({}) == {}
     rows: dict[str, Row] = {f"product {kind}": {"of_read": 0.5} for kind in KINDS}
@@ -70,11 +96,15 @@ def test_the_headline_has_what_is_there() -> None:
     rows["token llama-1b-f16"] = {"preset": "llama-1b-f16", "token_s": 0.002, "result_s": 90.0, "events_s": 0.001}
     rows["token llama-1b-f16, 60 s"] = {**rows["token llama-1b-f16"], "token_s": 0.009, "events_s": 0.00125}
     rows["token qwen-8b-q8_0"] = {"preset": "qwen-8b-q8_0", "tokens_per_s": 180.0}
+    rows["prompt q4_k"] = {"vs_dense": 0.4, "vs_scratch": 0.6}
+    rows["prompt q8_0"] = {"vs_dense": 0.3, "vs_scratch": 0.7}
+    rows["beam qwen-8b-q4_k_m"] = {"preset": "qwen-8b-q4_k_m", "tokens_per_s": 5.0}
     rows[TORCH] = {"token_s": 0.003}
     found = headline(rows)
     assert "q8_0_of_read" not in found and found["q4_k_of_read"] == 0.5
     assert (found["others_of_read_min"], found["iq_of_read_min"]) == (0.4, 0.1)
     assert (found["llama_1b_ms"], found["llama_1b_vs_compile"], found["result_s"]) == (2.0, 1.5, 90.0)
-    assert found["share_60"] == 0.8
+    assert found["share_60"] == 0.8 and found["qwen_q4_beam_tokens_per_s"] == 5.0
+    assert (found["prefill_vs_dense_min"], found["prefill_vs_scratch_min"]) == (0.3, 0.6)
     assert found["qwen_q8_tokens_per_s"] == 180.0 and "qwen_q4_tokens_per_s" not in found
     assert {*FIRST, *IQ} < {*KINDS}
