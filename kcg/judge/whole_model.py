@@ -46,7 +46,9 @@ CAPTURING_S, AGAIN = 6.5, 1.07
 """Of these, for capturing the model: what the run itself took for that, and how many times as much the check takes. Of
 Flux 768, Flux 1024 and Llama 3.2 1B (6.7, 6.4 and 2.8 s), three plans each, the check took 12.4, 12.0 and 8.2 s beside
 its steps."""
-RECORDED_S = 3.0  # where the process also has the weights and recorded the model's calls: only programs are loaded
+RECORDED_S = 7.0
+"""Where the process also has the weights and recorded the model's calls: programs are loaded, and it may still be at
+that. The check of Qwen3 8B, three plans, took 14.1 s on one NVIDIA H200, of which steps and compiling were about 5."""
 LEFT = 2  # times as much memory as is free beside weights that are made ahead, at most, the device has in all
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
