@@ -486,8 +486,7 @@ def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UO
         zero = "0" if type_ == "int8" else "0.0"
         text = f"tl.where({condition.text}, {inside.atom(product)}, tl.full([], {zero}, tl.{type_}))"
         product = inside.new(text, type_, product.axes | condition.axes)
-    if product.axes != frozenset({0, 1}):
-        shape = inside.shape(frozenset({0, 1}))
+    if inside.shape(product.axes) != (shape := inside.shape(frozenset({0, 1}))):
         product = inside.new(f"tl.broadcast_to({inside.atom(product)}, {shape})", type_, frozenset({0, 1}))
     return product
 

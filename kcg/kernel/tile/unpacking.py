@@ -1,21 +1,20 @@
 """Products with packed weights by specialised warps, in Gluon: groups of warps unpack, others multiply.
 
-Programs are persistent. Two groups take the steps of the loop over terms in turn: each loads words of the weights,
-makes numbers of 16 bits of them, and stores these into a slot of a ring of shared memory, as the tensor core reads them;
-TMA brings the vectors' block into the same slot. Two other groups, of half of the tile's rows each, multiply (as in
-`pipelined.py`). So the tensor core has products to make while weights are unpacked: one program that does both in turn
-takes about as long as both together.
+Programs are persistent. Two groups unpack in turns: each loads words of the weights, makes numbers of 16 bits of them,
+and stores these into a slot of a ring of shared memory, as the tensor core reads them; TMA brings the vectors' block
+into the same slot. Two other groups, of half of the tile's rows each, multiply (as in `pipelined.py`). So the tensor
+core has products to make while weights are unpacked: one program that does both in turn takes about as long as both
+together.
 
-Which numbers are made of which bits is written as for every product with packed weights (`unpack.py`). A step has whole
-runs of terms, of which those that one choice among the numbers of shared bytes says are a piece. Words of a group's
-next step are asked for before it stores this one's weights.
+Which numbers are made of which bits is written as for every product with packed weights (`unpack.py`). A turn has all
+numbers that share bytes, of one slot or of several after each other. A thread takes neighbouring bytes apart: what it
+makes of one byte at one choice among its numbers is a piece, and pieces become a slot's block without a move. Words of
+a group's next turn are on their way while it stores the last weights of this one and waits for a slot.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -53,31 +52,32 @@ from kcg.kernel.tile.gluon import (
     arguments_of,
     descriptor,
     end_products,
-    operand,
     partitioned,
     send_products,
     sums_layout,
 )
+from kcg.kernel.tile.naming import words_of
 from kcg.kernel.tile.parameters import TMA, UNPACKING, TileParameters
 from kcg.kernel.tile.pipelined import LEAST_SIZE, SUSTAINED, opened_tile
 from kcg.kernel.tile.plan import Barriers, Load, Loop, Need, Registers, Shared, Times, Way
-from kcg.kernel.tile.ring import HERE, Place, Ring, add_barriers
+from kcg.kernel.tile.ring import HERE, Ring, add_barriers
 from kcg.kernel.tile.targets import most_specialized_stages
-from kcg.kernel.tile.tiles import Axis, bind_axis, count_of, is_power_of_two, open_frame
-from kcg.kernel.tile.unpack import Words
+from kcg.kernel.tile.tiles import Axis, bind_axis, count_of, open_frame
+from kcg.kernel.tile.unpack import WideWords, Words
 from kcg.kernel.tile.views import MIN_TILE, MatmulView
 from kcg.types import Target
 
 TILES = ((256, 128), (128, 128))
 """Vectors and weights' rows: the more vectors, the less often a weight is unpacked."""
-STEPS = (64, 128)  # terms: 128 bytes, as far as TMA spreads a row over shared memory's banks, and twice as many
+STEP = 64  # terms of a slot: 128 bytes, as far as TMA spreads a row over shared memory's banks
+TURNS = (64, 128, 256)  # terms that a group unpacks at once: whole runs of those that share bytes
 STAGES = (2, 3, 4)
 ITEMSIZE = 2  # of a number as it is multiplied
 GROUPS_EACH = 2  # groups of four warps that multiply, and as many that unpack
-REGISTERS = {COMPUTE: 160, "unpack": 96}  # of each of their threads: all that there are
-UNPACK = "unpack"
+UNPACK, PIECES = "unpack", "pieces"
+REGISTERS = {COMPUTE: 160, UNPACK: 96}  # of each of their threads: all that there are
 BESIDE = 32  # registers of a thread that multiplies beside its sums
-ALONG = 16  # neighbouring terms that a thread unpacks: a word of 16 bytes, where these are aligned
+ALONG = 16  # neighbouring terms that a thread unpacks: 16 bytes, one load where they are aligned
 LANE_BITS = 5  # of a thread's number in its warp
 LEAST_VECTORS = 64
 INSTRUCTIONS = 10  # of a weight that is unpacked, by count of four formats: 7 to 16
@@ -114,16 +114,16 @@ class UnpackingMatmul(Form[MatmulView, "UnpackingPlan"]):
     def start(self, view: MatmulView, target: Target, axes: Axes) -> TileParameters:
         made = _first(view, target, axes)
         if made is None:
-            raise UnsupportedTile("form", "no step has whole runs of terms")
+            raise UnsupportedTile("form", "no turn of warps that unpack has whole runs of terms")
         return replace(made, fast_math=not keeps_small(view.kernel, target))
 
     def steps(self, view: MatmulView) -> tuple[int, ...]:
-        return STEPS
+        return (STEP,)
 
     def check(self, view: MatmulView, p: TileParameters) -> None:
         check_axes(p)
-        if p.tile not in TILES or p.loads != TMA or p.num_warps != 4 or p.persistent != 1:
-            raise UnsupportedTile("form", f"tiles {TILES}, 4 warps a group, TMA, programs that take tiles in turn")
+        if p.tile not in TILES or p.reduce_tile != STEP or p.loads != TMA or p.num_warps != 4 or p.persistent != 1:
+            raise UnsupportedTile("form", f"tiles {TILES}, {STEP} terms, 4 warps a group, TMA, tiles in turn")
 
     def planned(self, view: MatmulView, target: Target, p: TileParameters) -> UnpackingPlan:
         found = _unpacking(view, p.axes, p.tile, p.reduce_tile)
@@ -161,22 +161,17 @@ def _is_packed(value: UOp) -> bool:
 
 
 def _first(view: MatmulView, target: Target, axes: Axes) -> TileParameters | None:
-    """As many vectors as there are, the shortest step, and the stages that shared memory holds; None where no step has
-    whole runs of terms."""
+    """As many vectors as there are, and the stages that shared memory holds; None where there is no such program."""
     tile = TILES[0] if count_of(view.kernel, axes[0]) > TILES[-1][0] else TILES[-1]
-    for step in STEPS:
-        found = _unpacking(view, axes, tile, step)
-        if isinstance(found, UnsupportedTile):
-            continue
-        steps = found.steps
-        for stages in sorted(STAGES, reverse=True):
-            if _nbytes(tile, step, stages) <= device_of(target).shared_bytes and stages <= steps:
-                group = 4 if found.tiled.counts[0] > 4 else 1
-                return TileParameters(
-                    UNPACKING, axes, tile, reduce_tile=step, loads=TMA, persistent=1, num_warps=4, num_stages=stages,
-                    group=group,
-                )  # fmt: skip
-    return None
+    found = _unpacking(view, axes, tile, STEP)
+    if isinstance(found, UnsupportedTile):
+        return None
+    most = min(device_of(target).shared_bytes, _nbytes(tile, STEP, view.kernel.reduce_extent // STEP))
+    stages = max(n for n in STAGES if _nbytes(tile, STEP, n) <= most)
+    return TileParameters(
+        UNPACKING, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, num_warps=4, num_stages=stages,
+        group=4 if found.tiled.counts[0] > 4 else 1,
+    )  # fmt: skip
 
 
 def _may_unpack(view: MatmulView, target: Target) -> bool:
@@ -195,35 +190,37 @@ def _may_unpack(view: MatmulView, target: Target) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring terms of a step that are made alike: where they begin among those of one choice, the number of the
-    choice, and their place among all terms of the step."""
+    """Terms of a turn that are made alike: the number of the first among those of one choice, the choice, and the place
+    of each among all terms of the turn."""
 
     start: int
     choice: int
-    place: int
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class UnpackingProduct:
-    """A product, how blocks of its vectors lie in memory, and what a step of its weights is made of."""
+    """A product, how blocks of its vectors lie in memory, and what a turn of its weights is made of."""
 
     tiled: TiledProduct
     contraction: Contraction  # the vectors first
     boxes: Boxes  # of the vectors: those of a group
     weights: Unpacked
-    pieces: tuple[Piece, ...]  # as they are written: all choices of some terms, then of the next
-    width: int  # terms of a piece
+    parts: tuple[tuple[Piece, ...], ...]  # the pieces of each slot, by their first places
 
     @cached_property
-    def steps(self) -> int:
+    def turns(self) -> int:
         """Of the loop over terms."""
-        return self.tiled.view.kernel.reduce_extent // self.tiled.step
+        return self.tiled.view.kernel.reduce_extent // (len(self.parts) * STEP)
+
+    @property
+    def height(self) -> int:
+        """Terms of a piece."""
+        return len(self.parts[0][0].places)
 
 
 @lru_cache(1024)
-def _unpacking(
-    view: MatmulView, axes: Axes, tile: tuple[int, ...], step: int
-) -> UnpackingProduct | UnsupportedTile:
+def _unpacking(view: MatmulView, axes: Axes, tile: tuple[int, ...], step: int) -> UnpackingProduct | UnsupportedTile:
     """The product of a launch in such tiles; why there is none. A search asks some thousand times for each."""
     try:
         return _product(view, axes, tile, step)
@@ -246,14 +243,15 @@ def _product(view: MatmulView, axes: Axes, tile: tuple[int, ...], step: int) -> 
     boxes = boxes_of_operand(vectors, kernel, (rows, reduced)) if is_plain else None
     if boxes is None or boxes.leading or boxes.transposed or not any(_is_packed(f.node) for f in weights.factors):
         raise UnsupportedTile("form", "warps that unpack take vectors of 16 bits that TMA loads")
-    if reduced.total % step or reduced.total < 2 * step:
-        raise UnsupportedTile("reduce_tile", "two steps or more of whole runs of terms")
-    operands, width = written_out(
-        [[factor.node for factor in side.factors] for side in contraction.sides], reduced.ranges, step, MIN_TILE
-    )
-    if any(gate for factor in weights.factors if (gate := factor.gate)):
+    if any(factor.gate for factor in weights.factors):
         raise UnsupportedTile("form", "weights under a condition")
-    return UnpackingProduct(tiled, contraction, boxes, operands[1], _pieces(operands[0], width, step), width)
+    factors = [[factor.node for factor in side.factors] for side in contraction.sides]
+    for turn in TURNS:
+        if reduced.total % turn == 0 and reduced.total >= GROUPS_EACH * turn:
+            (of_vectors, of_weights), height = written_out(factors, reduced.ranges, turn, MIN_TILE, ALONG)
+            if parts := _parts(of_vectors, height, turn):
+                return UnpackingProduct(tiled, contraction, boxes, of_weights, parts)
+    raise UnsupportedTile("reduce_tile", "no turn has whole runs of terms")
 
 
 def _alone(products: tuple[TiledProduct, ...]) -> tuple[TiledProduct, ...]:
@@ -262,23 +260,47 @@ def _alone(products: tuple[TiledProduct, ...]) -> tuple[TiledProduct, ...]:
     return products
 
 
-def _pieces(vectors: Unpacked, width: int, step: int) -> tuple[Piece, ...]:
-    """What a step consists of, by the places of its terms in the vectors. Raises UnsupportedTile where a step's terms
-    do not lie beside each other: TMA loads them as one block."""
-    along = step // vectors.written
+def _parts(vectors: Unpacked, height: int, turn: int) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of each slot of a turn, so many terms each, by the places of these in the vectors; none where a turn's
+    terms do not lie beside each other, since TMA loads them as blocks."""
+    along = turn // vectors.written
     steps = [vectors.loads[_load(term)].steps or {} for term in vectors.terms]
-    found = tuple(
-        Piece(at, choice, steps[choice].get(None, 0) - steps[0].get(None, 0) + _place(vectors, steps[0], at))
-        for at in range(0, along, width)
-        for choice in range(vectors.written)
-    )
-    together = sorted(piece.place for piece in found) == list(range(0, step, width))
+    first = steps[0].get(None, 0)
     total = math.prod(map(extent, vectors.ranges))
-    begins = all(_place(vectors, steps[0], at) == at * vectors.written for at in range(0, total, along))
-    inside = all(_place(vectors, steps[0], at) == at for at in range(width))
-    if not (together and begins and inside and is_power_of_two(len(found))):
-        raise UnsupportedTile("reduce_tile", "a step's terms lie beside each other in the vectors")
-    return found
+    if not along or any(_place(vectors, steps[0], at) != at * vectors.written for at in range(0, total, along)):
+        return ()
+    found = [
+        Piece(at, choice, tuple(one.get(None, 0) - first + _place(vectors, one, at + n) for n in range(height)))
+        for at in range(0, along, height)
+        for choice, one in enumerate(steps)
+    ]
+    found.sort(key=lambda piece: piece.places)
+    parts = tuple(tuple(p for p in found if p.places[0] // STEP == n) for n in range(turn // STEP))
+    return parts if all(_is_whole(part, n * STEP) for n, part in enumerate(parts)) else ()
+
+
+def _is_whole(part: Sequence[Piece], begin: int) -> bool:
+    """Whether pieces have all terms of a slot, each by some bits of its place: see `_joined`."""
+    if sorted(place for piece in part for place in piece.places) != list(range(begin, begin + STEP)):
+        return False
+    inside = _bits_inside(part)
+    others = [bit for bit in range(STEP.bit_length() - 1) if bit not in inside]
+    return all(
+        place - begin == _spread(number, others) + _spread(n, inside)
+        for number, piece in enumerate(part)
+        for n, place in enumerate(piece.places)
+    )
+
+
+def _bits_inside(part: Sequence[Piece]) -> list[int]:
+    """Which bits of a place say which term of its piece it is, the lowest first."""
+    first, *others = part[0].places
+    return [(others[(1 << n) - 1] - first).bit_length() - 1 for n in range(len(others).bit_length())]
+
+
+def _spread(number: int, bits: Sequence[int]) -> int:
+    """A number whose bits stand at some places."""
+    return sum((number >> n & 1) << bit for n, bit in enumerate(bits) if bit >= 0)
 
 
 def _load(term: UOp) -> UOp:
@@ -358,7 +380,7 @@ class UnpackingPlan(MatmulPlan):
         unpack_s = INSTRUCTIONS * self.tile[1] * self.step / (ISSUED * f.plain_a_clock * clock)
         nbytes, _ = traffic_of(self, counts, target.cores, target.cache_bytes)
         opening_s = f.opening_s + f.fill_s + f.descriptors_s
-        tile_s = self.product.steps * max(product_s, unpack_s) + epilogue_s(self, f)
+        tile_s = self.loop.steps * max(product_s, unpack_s) + epilogue_s(self, f)
         return Times((opening_s + turns * tile_s, nbytes / f.memory_bytes))
 
 
@@ -379,21 +401,26 @@ def _nbytes(tile: Sequence[int], step: int, stages: int) -> int:
 # ---- the program
 
 
-def pieces_layout(writer: Writer, width: int, rows: int) -> str:
-    """The name of the layout of a piece of the weights, so many neighbouring terms of so many rows: a thread has
-    neighbouring terms of a row, as many as a wide load brings. Threads side by side have rows beside each other, which
-    lie in different banks of shared memory."""
-    name, along = f"pieces_of_{width}", min(ALONG, width).bit_length() - 1
-    terms = [[1 << bit, 0] for bit in range(width.bit_length() - 1)]
-    of_rows = [[0, 1 << bit] for bit in range(rows.bit_length() - 1)]
-    count = LANE_BITS - len(terms[along:])  # bits of a lane's number that say its row
-    lanes, warps, more = [*of_rows[:count], *terms[along:]], of_rows[count : count + 2], of_rows[count + 2 :]
-    held = [*terms[:along], *more]
-    writer.helpers.setdefault(
-        name,
-        f"{name} = gl.constexpr(gl.DistributedLinearLayout({held}, {lanes}, {warps}, [], [{width}, {rows}]))\n",
-    )
-    return name
+def pieces_layout(height: int, rows: int, neighbours: int = 0, *, of_rows: bool = False) -> str:
+    """How pieces of the weights lie with the threads of a group, so many terms of so many rows: a thread has one of the
+    terms, and threads side by side have rows beside each other, which lie in different banks of shared memory. Of what
+    it loads at once a thread has so many neighbours. `of_rows`: blocks of rows alone."""
+    zeros = [0] * bool(neighbours)
+    terms = [[0 if of_rows else 1 << bit, 0, *zeros] for bit in range(height.bit_length() - 1)]
+    bits = [[0, 1 << bit, *zeros] for bit in range(rows.bit_length() - 1)]
+    held = [[0, 0, 1 << bit] for bit in range(neighbours.bit_length() - 1)] if neighbours else []
+    count = LANE_BITS - len(terms)  # bits of a lane's number that say its row
+    lanes, warps, more = [*bits[:count], *terms], bits[count : count + 2], bits[count + 2 :]
+    sizes = [1 if of_rows else height, rows, *([neighbours] if neighbours else [])]
+    return f"gl.DistributedLinearLayout({[*held, *more]}, {lanes}, {warps}, [], {sizes})"
+
+
+class _Pieces(WideWords):
+    """The words of a piece's rows."""
+
+    def _wide_layout(self, axes: frozenset[int], count: int) -> str:
+        height, rows = self.frame.sizes
+        return pieces_layout(height, rows, count, of_rows=0 not in axes)
 
 
 class _Unpacking:
@@ -407,13 +434,13 @@ class _Unpacking:
         (self.share,) = plan.shares
 
     def written(self) -> Lines:
-        lines, boxes, step = self.main.lines, self.product.boxes, self.plan.step
+        lines, boxes = self.main.lines, self.product.boxes
         computing, unpacking = self._computing(), self._unpacking()
         self.writer.has_descriptors = True
         lines.add(f"memory = {descriptor(boxes, boxes.buffer, boxes.extents(self.main), self.dtype)}")
         stages = self.plan.num_stages
-        lines.add(allocated("rows", stages * GROUPS_EACH, (self.plan.group_rows, step), self.dtype))
-        lines.add(allocated("columns", stages, (self.columns.size, step), self.dtype))
+        lines.add(allocated("rows", stages * GROUPS_EACH, (self.plan.group_rows, STEP), self.dtype))
+        lines.add(allocated("columns", stages, (self.columns.size, STEP), self.dtype))
         for barriers in self.plan.barriers:
             add_barriers(lines, barriers)
         lines.add("fence_async_shared()")
@@ -439,72 +466,85 @@ class _Unpacking:
     # ---- the groups that unpack
 
     def _unpacking(self) -> Lines:
-        function, steps = open_frame(self.plan.view.kernel, self.writer, ()), self.product.steps
-        lines = function.lines
-        lines.add("done = 0")  # steps of the tiles before
+        function, product = open_frame(self.plan.view.kernel, self.writer, ()), self.product
+        lines, turns, count = function.lines, product.turns, len(product.parts)
+        lines.add("done = 0")  # turns of the tiles before
         frame, (row, column), header = opened_tile(function, lines, self.share, self.plan.group)
-        wait, weights, text = self._unpacked(frame, column)
-        own = frame.lines
+        parts, waiting = self._unpacked(frame, column)
+        own, body = frame.lines, Lines(self.writer, frame.lines)
         own.add(f"first = (group + done) % {GROUPS_EACH}")
-        own.add(f"term = first * {self.plan.step}")
-        for line in wait:
-            own.add(line)
-        body = Lines(self.writer, own)
-        for line in weights:
-            body.add(line)
-        here = Place("slot", "phase")
-        found = self.ring.place_of("place")
-        body.add(f"place = done + number")
-        body.add(f"{here.index} = {found.index}")
-        body.add(f"{here.phase} = {found.phase}")
-        body.add(f"begin = number * {self.plan.step}")
-        body.add(f"term = gl.minimum(number + {GROUPS_EACH}, {steps - 1}) * {self.plan.step}")
-        for line in wait:
-            body.add(line)
-        body.add(self.ring.await_empty(here.before))
-        body.add(self.ring.expect(here.index, ITEMSIZE * self.plan.step * self.rows.size))
-        for group in range(GROUPS_EACH):
-            corner = (f"{row} + {group * self.plan.group_rows}", "begin")
-            body.add(self.ring.fetch("memory", corner, here.index, self._rows_of(here.index, str(group))))
-        body.add(f"columns.index({here.index}).store({text}.permute(1, 0))")
-        body.add("fence_async_shared()")  # the tensor core reads it
-        body.add(self.ring.stored(here.index))
-        about = "weights of every other step, whose words are here, and words of the next one"
-        own.extend(f"for number in range(first, {steps}, {GROUPS_EACH}):", body, about)
-        own.add(f"done += {steps}")
+        own.add(f"term = first * {count * STEP}")
+        own.text += waiting
+        for number, (text, made) in enumerate(parts):
+            body.text += made
+            body.add(f"place = (done + number) * {count} + {number}")
+            body.add(f"begin = number * {count * STEP} + {number * STEP}")
+            self._opened(body, row)
+            body.add(f"columns.index({HERE.index}).store({text})")
+            body.add("fence_async_shared()")  # the tensor core reads it
+            body.add(self.ring.stored(HERE.index))
+        body.add(f"term = gl.minimum(number + {GROUPS_EACH}, {turns - 1}) * {count * STEP}")
+        body.text += waiting
+        about = "every other turn, of which the words are here, and words of the next one"
+        own.extend(f"for number in range(first, {turns}, {GROUPS_EACH}):", body, about)
+        own.add(f"done += {turns}")
         lines.extend(header, own)
         return lines
 
-    def _unpacked(self, frame: Frame, column: str) -> tuple[list[str], list[str], str]:
-        """The weights of a step from `term` on: the lines that load words, those that make numbers of them, and the
-        block that these come to."""
-        product, writer = self.product, self.writer
+    def _opened(self, body: Lines, row: str) -> None:
+        """Waits for the slot of a `place` among all steps; TMA brings the vectors' terms from where they `begin`."""
+        found = self.ring.place_of("place")
+        body.add(f"{HERE.index} = {found.index}")
+        body.add(f"{HERE.phase} = {found.phase}")
+        body.add(self.ring.await_empty(HERE.before))
+        body.add(self.ring.expect(HERE.index, ITEMSIZE * STEP * self.rows.size))
+        for group in range(GROUPS_EACH):
+            corner = (f"{row} + {group * self.plan.group_rows}", "begin")
+            body.add(self.ring.fetch("memory", corner, HERE.index, self._rows_of(HERE.index, str(group))))
+
+    def _unpacked(self, frame: Frame, column: str) -> tuple[list[tuple[str, list[str]]], list[str]]:
+        """The weights of a turn from `term` on: the block of each slot and the lines that make it; and those that load
+        words."""
+        product, writer, sides = self.product, self.writer, self.product.contraction.sides
         writer.exact_bytes = writer.ptx
-        weights = product.contraction.sides[1]
-        choices, width = product.weights.written, product.width
-        layout = pieces_layout(writer, width, self.columns.size)
-        outer = Frame(frame.lines, (width, self.columns.size), outer=frame, layout=layout, words=("ks", "cols"))
+        choices, sizes = product.weights.written, (product.height, self.columns.size)
+        writer.helpers[PIECES] = f"{PIECES} = gl.constexpr({pieces_layout(*sizes)})\n"
+        outer = Frame(frame.lines, sizes, outer=frame, layout=PIECES, words=("ks", "cols"))
         bind_axis(outer, self.columns, 1, column)
         body = Lines(writer, frame.lines)
-        axis = Axis(product.weights.ranges, width)
+        axis = Axis(product.weights.ranges, product.height)
         begin = body.name(f"term // {choices}", "start") if choices > 1 else "term"
-        texts: dict[int, str] = {}
-        for at, pieces in itertools.groupby(product.pieces, key=lambda piece: piece.start):
-            start = body.name(f"{begin} + {at}", "start") if at else begin
-            inside = frame_of_terms(outer, body, axis, 1, start)
-            words = Words(product.weights, inside)
-            for piece in pieces:
-                texts[piece.place] = unpacked_block(weights, words, 0, piece.choice).text
-        found = [texts[place] for place in sorted(texts)]
-        while len(found) > 1:
-            found = [self._side_by_side(body, *pair, width) for pair in zip(found[::2], found[1::2], strict=True)]
-            width *= 2
-        loads, others = parted(body.text)
-        return loads, others, found[0]
+        words: dict[int, Words] = {}
+        parts, ends = [], []
+        for part in product.parts:
+            blocks = []
+            for piece in part:
+                if piece.start not in words:
+                    start = body.name(f"{begin} + {piece.start}", "start") if piece.start else begin
+                    words[piece.start] = _Pieces(product.weights, frame_of_terms(outer, body, axis, 1, start))
+                blocks.append(unpacked_block(sides[1], words[piece.start], 0, piece.choice).text)
+            parts.append(self._joined(body, part, blocks))
+            ends.append(len(body.text))
+        loads = needed_by_loads(body.text)
+        waiting = [line for line, is_load in zip(body.text, loads, strict=True) if is_load]
+        made = [
+            [body.text[n] for n in range(first, end) if not loads[n]]
+            for first, end in zip([0, *ends], ends, strict=False)
+        ]
+        return list(zip(parts, made, strict=True)), waiting
 
-    def _side_by_side(self, lines: Lines, one: str, other: str, width: int) -> str:
-        """Two blocks of so many terms as one of twice as many."""
-        return lines.name(f"gl.join({one}, {other}).permute(2, 0, 1).reshape({2 * width}, {self.columns.size})")
+    def _joined(self, lines: Lines, part: Sequence[Piece], blocks: Sequence[str]) -> str:
+        """The pieces of a slot as a block of rows by terms. Every bit of a place is an axis of its own first: those
+        inside of a piece, the rows, and those of the pieces' numbers."""
+        found, rows, inside = list(blocks), self.columns.size, _bits_inside(part)
+        while len(found) > 1:
+            found = [lines.name(f"gl.join({a}, {b})") for a, b in zip(found[::2], found[1::2], strict=True)]
+        others = [bit for bit in range(STEP.bit_length() - 1) if bit not in inside]
+        order = [*reversed(inside), None, *others]
+        sizes = [rows if bit is None else 2 for bit in order]
+        places = [order.index(None), *(order.index(bit) for bit in reversed(range(STEP.bit_length() - 1)))]
+        text = f"{found[0]}.reshape({sizes}).permute({places}).reshape([{rows}, {STEP}])"
+        return lines.name(text, "weights")
 
     # ---- the groups that multiply
 
@@ -517,7 +557,8 @@ class _Unpacking:
         body, counter = Lines(self.writer, frame.lines), self.writer.fresh("k")
         other = f"columns.index({HERE.index}).permute((1, 0))"
         send_products(body, self.ring, (total,), self._rows_of(HERE.index, "group"), (other,), f"{counter} > 0")
-        frame.lines.extend(f"for {counter} in range({self.product.steps}):", body, f"{self.plan.step} terms at a time")
+        steps = self.product.turns * len(self.product.parts)
+        frame.lines.extend(f"for {counter} in range({steps}):", body, f"{STEP} terms at a time")
         end_products(frame.lines, self.ring, (total,))
         self._finished(frame, starts, total)
         lines.extend(header, frame.lines)
@@ -537,16 +578,12 @@ class _Unpacking:
                 store_tile(block.frame, plain)
 
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
-
-
-def parted(lines: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Statements that each set variables: those that loads need, these among them, and the others."""
+def needed_by_loads(lines: Sequence[str]) -> list[bool]:
+    """Of statements that each set variables whether loads need them; loads do."""
     needed: set[str] = set()
-    loads, others = [], []
+    found = []
     for line in reversed(lines):
         names, _, text = line.partition(" = ")
-        is_needed = "tl.load(" in text or not needed.isdisjoint(_WORD.findall(names))
-        (loads if is_needed else others).append(line)
-        needed.update(_WORD.findall(text) if is_needed else ())
-    return loads[::-1], others[::-1]
+        found.append("tl.load(" in text or not needed.isdisjoint(words_of(names)))
+        needed.update(words_of(text) if found[-1] else ())
+    return found[::-1]
