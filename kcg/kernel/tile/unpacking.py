@@ -166,10 +166,12 @@ def _first(view: MatmulView, target: Target, axes: Axes) -> TileParameters | Non
     found = _unpacking(view, axes, tile, STEP)
     if isinstance(found, UnsupportedTile):
         return None
-    most = min(device_of(target).shared_bytes, _nbytes(tile, STEP, view.kernel.reduce_extent // STEP))
-    stages = max(n for n in STAGES if _nbytes(tile, STEP, n) <= most)
+    steps, most = view.kernel.reduce_extent // STEP, device_of(target).shared_bytes
+    stages = [n for n in STAGES if _nbytes(tile, STEP, n) <= most and len(found.parts) < n <= steps]
+    if not stages:
+        return None
     return TileParameters(
-        UNPACKING, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, num_warps=4, num_stages=stages,
+        UNPACKING, axes, tile, reduce_tile=STEP, loads=TMA, persistent=1, num_warps=4, num_stages=stages[-1],
         group=4 if found.tiled.counts[0] > 4 else 1,
     )  # fmt: skip
 
@@ -368,6 +370,7 @@ class UnpackingPlan(MatmulPlan):
         yield Need("registers for sums", held.held + BESIDE, REGISTERS[COMPUTE])
         yield Need("shared memory", self.shared_bytes, device.shared_bytes)
         yield Need("stages", self.num_stages, self.loop.steps)
+        yield Need("slots of a turn, and one", len(self.product.parts) + 1, self.num_stages)
         yield from swizzle_needs(self.group, *self.products[0].counts)
 
     def times(self, target: Target, figures: Figures) -> Times:
@@ -424,6 +427,10 @@ class _Pieces(WideWords):
 
 
 class _Unpacking:
+    """A group waits for every other turn's slots alone. Of a barrier it sees the phase's parity, by which it would take
+    the round before the last for the last one: since slots are given back in order, and it waited for its turn before,
+    that round is over once a ring has more slots than a turn (`needs`)."""
+
     def __init__(self, plan: UnpackingPlan, writer: Writer) -> None:
         if writer.interpreted:
             raise UnsupportedTile("form", "Triton's interpreter has no specialised warps")
@@ -573,9 +580,14 @@ class _Unpacking:
         sums = Sums((total,), "float32", own, (columns,), row, (starts[1],), "", ragged, counter="")
         layout = lambda size: sums_layout(self.writer, size)  # noqa: E731
         contractions = (self.product.contraction,)
+        behind = rows.total % rows.size and not rows.total % height  # a group has no row: no mask says so
         for block in stored_blocks(contractions, frame, lines, sums, self.plan.epilogue_parts, layout):
+            if behind:
+                block.frame.lines = Lines(self.writer, lines)
             for plain in self.product.tiled.kernel.plain:
                 store_tile(block.frame, plain)
+            if behind:
+                lines.extend(f"if {row} < {rows.total}:", block.frame.lines)
 
 
 def needed_by_loads(lines: Sequence[str]) -> list[bool]:
