@@ -80,7 +80,7 @@ BESIDE = 32  # registers of a thread that multiplies beside its sums
 ALONG = 16  # neighbouring terms that a thread unpacks: 16 bytes, one load where they are aligned
 LANE_BITS = 5  # of a thread's number in its warp
 LEAST_VECTORS = 64
-INSTRUCTIONS = 10  # of a weight that is unpacked, by count of four formats: 7 to 16
+INSTRUCTIONS = 6  # of a weight that is unpacked, by count of four formats: 4.8 to 9
 ISSUED = 0.6  # of a multiprocessor's instructions that eight warps issue: a guess
 
 
