@@ -75,8 +75,8 @@ STAGES = (2, 3, 4)
 ITEMSIZE = 2  # of a number as it is multiplied
 GROUPS_EACH = 2  # groups of four warps that multiply, and as many that unpack
 UNPACK, PIECES = "unpack", "pieces"
-REGISTERS = {COMPUTE: 160, UNPACK: 96}  # of each of their threads: all that there are
-BESIDE = 32  # registers of a thread that multiplies beside its sums
+REGISTERS = 256  # of a thread that multiplies and of one that unpacks together: all that there are
+BESIDE = 32  # registers of a thread that multiplies beside its sums: with 24 all of these were spilled
 ALONG = 16  # neighbouring terms that a thread unpacks: 16 bytes, one load where they are aligned
 LANE_BITS = 5  # of a thread's number in its warp
 LEAST_VECTORS = 64
@@ -360,14 +360,17 @@ class UnpackingPlan(MatmulPlan):
         """Those of words go through registers."""
         return tuple(replace(one, way=Way.POINTER) if one.way is Way.COPY else one for one in super().loads)
 
+    @property
+    def register_shares(self) -> tuple[int, int]:
+        """Registers of a thread that multiplies, and of one that unpacks."""
+        own = self.sums // (GROUPS_EACH * self.threads) + BESIDE
+        return own, REGISTERS - own
+
     def registers(self, device: Device) -> Registers:
         """Of a thread that multiplies."""
-        held = self.sums // (GROUPS_EACH * self.threads)
-        return Registers(held, REGISTERS[COMPUTE], 1)
+        return Registers(self.register_shares[0] - BESIDE, self.register_shares[0], 1)
 
     def needs(self, device: Device) -> Iterator[Need]:
-        held = self.registers(device)
-        yield Need("registers for sums", held.held + BESIDE, REGISTERS[COMPUTE])
         yield Need("shared memory", self.shared_bytes, device.shared_bytes)
         yield Need("stages", self.num_stages, self.loop.steps)
         yield Need("slots of a turn, and one", len(self.product.parts) + 1, self.num_stages)
@@ -453,15 +456,13 @@ class _Unpacking:
         lines.add("fence_async_shared()")
         beside = ("rows", "columns", *(barriers.name for barriers in self.plan.barriers))
         given = arguments_of(self.plan.view.kernel)
-        for name, arguments, own in (
-            (COMPUTE, (*given, *beside), computing),
-            (UNPACK, (*given, "memory", *beside), unpacking),
-        ):
-            add_function(self.writer, name, arguments, own, group=True)
+        add_function(self.writer, COMPUTE, (*given, *beside), computing, group=True)
+        add_function(self.writer, UNPACK, (*given, "memory", *beside), unpacking, group=True)
+        own, others = self.plan.register_shares
         lines.add(
             partitioned(
-                Partition(COMPUTE, (*given, *beside), REGISTERS[COMPUTE], GROUPS_EACH),
-                Partition(UNPACK, (*given, "memory", *beside), REGISTERS[UNPACK], GROUPS_EACH),
+                Partition(COMPUTE, (*given, *beside), own, GROUPS_EACH),
+                Partition(UNPACK, (*given, "memory", *beside), others, GROUPS_EACH),
             )
         )
         return lines
