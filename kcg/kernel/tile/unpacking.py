@@ -43,7 +43,7 @@ from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import Frame, Lines, Writer
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.form import COMPILER_BYTES, UNCERTAIN, Axes, Form, Start, keeps_small
-from kcg.kernel.tile.gemm import GROUPS, MatmulPlan, check_axes, epilogue_s, swizzle_needs, traffic_of
+from kcg.kernel.tile.gemm import GROUPS, MatmulPlan, check_axes, epilogue_s, swizzle_needs
 from kcg.kernel.tile.gluon import (
     COMPUTE,
     Partition,
@@ -384,10 +384,17 @@ class UnpackingPlan(MatmulPlan):
         clock = f.tensor_ops / (2 * f.products_a_clock)
         product_s = 2 * self.area * self.step / (SUSTAINED * f.tensor_ops)
         unpack_s = INSTRUCTIONS * self.tile[1] * self.step / (ISSUED * f.plain_a_clock * clock)
-        nbytes, _ = traffic_of(self, counts, target.cores, target.cache_bytes)
         opening_s = f.opening_s + f.fill_s + f.descriptors_s
         tile_s = self.loop.steps * max(product_s, unpack_s) + epilogue_s(self, f)
-        return Times((opening_s + turns * tile_s, nbytes / f.memory_bytes))
+        return Times((opening_s + turns * tile_s, self._traffic(target.cache_bytes) / f.memory_bytes))
+
+    def _traffic(self, cache_bytes: int) -> float:
+        """Bytes from and to memory. Each group of rows of tiles asks for all weights again, of which L2 holds what is
+        left beside what is asked for in between, as `traffic_of` has it of other products."""
+        held = {b.slot: b.size * int(b.dtype.itemsize) for b in self.view.kernel.buffers}
+        words = sum(held[slot] for slot in self.product.weights.slots)
+        again = -(-self.counts[0] // self.group) - 1
+        return sum(held.values()) + again * words * min(1.0, max(0.0, 2 * words / max(1, cache_bytes) - 1))
 
 
 def _shared(tile: Sequence[int], step: int, stages: int) -> tuple[Shared, ...]:
