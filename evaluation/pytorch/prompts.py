@@ -15,11 +15,12 @@ from evaluation.pytorch.timing import Call, chosen, in_turns
 from evaluation.rows import Row, rounded
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.program import Program
-from kcg.kernel.reading.kernel import read_kernel
+from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.tile.compile import compile_tile
+from kcg.kernel.tile.forms import REGISTRY, forms_of
 from kcg.kernel.tile.legal import is_legal
-from kcg.kernel.tile.parameters import POINTER, TileParameters
-from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.parameters import POINTER, UNPACKING, TileParameters
+from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import TileSpace, schedule_of
 from kcg.types import Region, Target
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
@@ -57,7 +58,17 @@ def unpacking(region: Region, target: Target) -> list[TileParameters]:
         first.changed(tile=tile, num_warps=warps, reduce_tile=step, num_stages=stages, loads=POINTER, group=group)
         for tile, warps, step, stages, group in sizes
     ]
-    return [p for p in (first, *made) if is_legal(kernel, target, p)]
+    return [p for p in (first, *made, *_by_own_warps(kernel, target)) if is_legal(kernel, target, p)]
+
+
+def _by_own_warps(kernel: TileKernel, target: Target) -> list[TileParameters]:
+    """Programs of which some warps unpack and others multiply, where the kernel has any."""
+    if all(form.name != UNPACKING for form in forms_of(kernel, target)):
+        return []
+    form = REGISTRY[UNPACKING]
+    first = parameters_of(kernel, target, UNPACKING, form.axes(form.view(kernel))[0])
+    sizes = itertools.product(form.fixed["tile"], form.fixed["num_stages"], GROUPS)
+    return [first.changed(tile=tile, num_stages=stages, group=group) for tile, stages, group in sizes]
 
 
 def cheapest(region: Region, target: Target, most: int) -> list[TileParameters]:

@@ -336,11 +336,12 @@ def _slots_of_words(loads: list[Access], summed: set[UOp], outputs: set[UOp]) ->
 
 
 def written_out(
-    operands: Sequence[Sequence[UOp]], ranges: tuple[UOp, ...], size: int, least: int
+    operands: Sequence[Sequence[UOp]], ranges: tuple[UOp, ...], size: int, least: int, width: int = 1
 ) -> tuple[tuple[Unpacked, ...], int]:
     """The factors of each operand of a product over the ranges of its sum, of which a step has `size` terms, in blocks
     of terms that lie beside each other: at least so many. Ranges that choose shifts, masks or factors are written out,
-    as far as a step has all choices. A term is a sink of the factors. Also gives how many terms a block has."""
+    as far as a step has all choices; so are `width` neighbours, or as many as there are, and then all but those that
+    remain of a block. A term is a sink of the factors. Also gives how many terms a block has."""
     body, ranges = _with_digits(UOp.sink(*(UOp.sink(*factors) for factors in operands)), ranges)
     inside = len(ranges) - 1
     while inside and math.prod(map(extent, ranges[inside:])) < least:
@@ -349,9 +350,33 @@ def written_out(
     chosen = sorted((axis for axis in _choosing(body) if axis in ranges[:inside]), key=ranges.index)
     while size % (block * math.prod(map(extent, chosen))):
         chosen.pop(0)
+    if (width := math.gcd(width, block, extent(ranges[-1]))) > 1:
+        kept = ranges[inside:-1]
+        if width < extent(ranges[-1]):
+            body, ranges = _split(body, ranges, ranges[-1], width)
+            kept = (*kept, ranges[-2])
+        chosen, block = [*chosen, ranges[-1]], block // width
+        body, ranges, chosen = _with_neighbours(body, ranges, chosen, kept, size // block)
     slots = frozenset(load.buffer.slot for load in loads_of(body) if _is_word(load))
     rest = tuple(axis for axis in ranges if axis not in chosen)
-    return tuple(Unpacked(factors, tuple(chosen), rest, slots, 1) for factors in body.src), block
+    return tuple(Unpacked(factors, tuple(chosen), rest, slots, width) for factors in body.src), block
+
+
+def _with_neighbours(
+    body: UOp, ranges: tuple[UOp, ...], chosen: list[UOp], kept: tuple[UOp, ...], count: int
+) -> tuple[UOp, tuple[UOp, ...], list[UOp]]:
+    """Terms of which so many are written out, where there are that many: also along the innermost ranges that are
+    neither `chosen` yet nor `kept`."""
+    left = count // math.prod(map(extent, chosen))
+    for axis in [axis for axis in reversed(ranges) if axis not in (*chosen, *kept)]:
+        if left > 1 and left % extent(axis) and extent(axis) % left == 0:
+            place = ranges.index(axis)
+            body, ranges = _split(body, ranges, axis, left)
+            axis = ranges[place + 1]
+        if left == 1 or left % extent(axis):
+            break
+        chosen, left = [*chosen, axis], left // extent(axis)
+    return body, ranges, chosen
 
 
 def _is_word(load: Access) -> bool:

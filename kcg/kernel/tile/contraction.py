@@ -18,7 +18,7 @@ from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.contractions import Contraction, Operand
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import Unpacked, written_out
+from kcg.kernel.reading.packed import written_out
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.descriptors import Boxes, Described, boxes_of, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
@@ -277,16 +277,20 @@ def write_unpacked(
     begin = body.name(f"{first} // {choices}", "start") if choices > 1 else first
     for at in range(0, loop.step // choices, size):
         start = body.name(f"{begin} + {at}", "start") if at else begin
-        inside = [_of_block(frame, body, axis, int(place > 0), start) for place, frame in enumerate(frames)]
+        inside = [frame_of_terms(frame, body, axis, int(place > 0), start) for place, frame in enumerate(frames)]
         words = [Words(operands[place > 0], frame) for place, frame in enumerate(inside)]
         for choice in range(choices):
             blocks = [
-                _unpacked(contraction, operands, words[place], place, choice, loop) for place in range(len(words))
-            ]
+                unpacked_block(
+                    contraction.sides[place > 0], one, 1 - int(place > 0), choice,
+                    rounded=is_rounded(contraction, place, loop),
+                )
+                for place, one in enumerate(words)
+            ]  # fmt: skip
             add_products(contraction, blocks, loop, body, names)
 
 
-def _of_block(frame: Frame, body: Lines, axis: Axis, operand: int, start: str) -> Frame:
+def frame_of_terms(frame: Frame, body: Lines, axis: Axis, operand: int, start: str) -> Frame:
     """The frame of an operand's block of terms."""
     sizes = (axis.size, frame.sizes[1]) if operand else (frame.sizes[0], axis.size)
     inside = replace(frame.inner(body), sizes=sizes)
@@ -294,21 +298,16 @@ def _of_block(frame: Frame, body: Lines, axis: Axis, operand: int, start: str) -
     return inside
 
 
-def _unpacked(
-    contraction: Contraction, operands: Sequence[Unpacked], words: Words, place: int, choice: int, loop: ProductLoop
-) -> Block:
-    """The block of an operand at one of the choices."""
-    operand, frame = int(place > 0), words.frame
-    taken, side = operands[operand], contraction.sides[operand]
+def unpacked_block(side: Operand, words: Words, axis: int, choice: int, *, rounded: bool = False) -> Block:
+    """The block of an operand at one of the choices, whose terms lie along an axis."""
+    taken, frame = words.unpacked, words.frame
     nodes = taken.terms[choice].src
     for node, load in taken.loads.items():
         frame.writer.accesses.setdefault(node, load)
     for node in nodes if taken.bits else ():
         words.bind(node)
     side = replace(side, factors=tuple(replace(f, node=n) for f, n in zip(side.factors, nodes, strict=True)))
-    return operand_block(
-        side, frame, 1 - operand, frozenset(taken.ranges), rounded=is_rounded(contraction, place, loop)
-    )
+    return operand_block(side, frame, axis, frozenset(taken.ranges), rounded=rounded)
 
 
 def add_products(
@@ -490,8 +489,7 @@ def operand_block(side: Operand, inside: Frame, axis: int, reduced: frozenset[UO
         zero = "0" if type_ == "int8" else "0.0"
         text = f"tl.where({condition.text}, {inside.atom(product)}, tl.full([], {zero}, tl.{type_}))"
         product = inside.new(text, type_, product.axes | condition.axes)
-    if product.axes != frozenset({0, 1}):
-        shape = inside.shape(frozenset({0, 1}))
+    if inside.shape(product.axes) != (shape := inside.shape(frozenset({0, 1}))):
         product = inside.new(f"tl.broadcast_to({inside.atom(product)}, {shape})", type_, frozenset({0, 1}))
     return product
 

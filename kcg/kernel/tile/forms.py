@@ -16,6 +16,7 @@ from kcg.kernel.tile.pointwise import Pointwise, Reduction
 from kcg.kernel.tile.prefix import PrefixSums
 from kcg.kernel.tile.rows import RowReductions
 from kcg.kernel.tile.specialized import SpecializedAttention
+from kcg.kernel.tile.unpacking import UnpackingMatmul
 from kcg.types import Target
 
 REGISTRY: Final[dict[str, Form[Any, Any]]] = {
@@ -23,6 +24,7 @@ REGISTRY: Final[dict[str, Form[Any, Any]]] = {
     for form in (
         Pointwise(),
         PipelinedMatmul(),
+        UnpackingMatmul(),
         Matmul(),
         Reduction(),
         PrefixSums(),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from kcg.compat.tiny import DType
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.descriptors import Boxes
 from kcg.kernel.tile.emit import TYPES, Lines, Writer
+from kcg.kernel.tile.ring import HERE, Ring
 from kcg.kernel.tile.tiles import variable_name
 
 GROUP_ROWS = 64  # of a block of a group: what one instruction of a tensor core takes
@@ -124,9 +126,50 @@ def add_function(writer: Writer, name: str, given: Sequence[str], lines: Lines, 
     writer.helpers[name] = f"\n{text}"
 
 
+@dataclass(frozen=True)
+class Partition:
+    """Groups of warps that call a function with some arguments, each told which one it is; and how many registers each
+    of their threads has."""
+
+    function: str
+    arguments: tuple[str, ...]
+    registers: int
+    groups: int = 0  # 0: one, that is told nothing
+
+    @property
+    def calls(self) -> list[str]:
+        given = ", ".join(self.arguments)
+        numbers = [f", {number}" for number in range(self.groups)] or [""]
+        return [f"({self.function}, ({given}{number}))" for number in numbers]
+
+
 def specialized(groups: int, computing: Sequence[str], loading: Sequence[str]) -> str:
     """A statement: so many groups that compute, and one that loads."""
-    given = ", ".join(computing)
-    own = ", ".join(f"({COMPUTE}, ({given}, {number}))" for number in range(groups))
-    warps, shares = [GROUP_WARPS] * groups, [REGISTERS[groups]] * (groups - 1) + [LOADING_REGISTERS]
-    return f"gl.warp_specialize([{own}, ({LOAD}, ({', '.join(loading)}))], {warps}, {shares})"
+    compute = Partition(COMPUTE, tuple(computing), REGISTERS[groups], groups)
+    return partitioned(compute, Partition(LOAD, tuple(loading), LOADING_REGISTERS))
+
+
+def partitioned(*partitions: Partition) -> str:
+    """A statement: who does what. The first group, of the program's own warps, has the registers that others leave."""
+    calls = [call for one in partitions for call in one.calls]
+    _, *shares = [one.registers for one in partitions for _ in one.calls]
+    return f"gl.warp_specialize([{', '.join(calls)}], {[GROUP_WARPS] * len(shares)}, {shares})"
+
+
+def send_products(body: Lines, ring: Ring, totals: Sequence[str], one: str, others: Sequence[str], only: str) -> None:
+    """One step of a group that multiplies: it waits for a slot, sends the products of a block with others to the tensor
+    core, and gives back the slot before, `only` under a condition, once that one's products are done."""
+    body.add(ring.await_full(HERE))
+    for total, other in zip(totals, others, strict=True):
+        body.add(f"{total} = warpgroup_mma({one}, {other}, {total}, is_async=True)")
+    names = ", ".join(totals)
+    body.add(f"{names} = warpgroup_mma_wait({len(totals)}, deps=[{names}])")
+    body.add(ring.give_back(ring.last(), only=only))
+    ring.advance(body)
+
+
+def end_products(lines: Lines, ring: Ring, totals: Sequence[str]) -> None:
+    """Waits for a group's last products, and gives back their slot."""
+    names = ", ".join(totals)
+    lines.add(f"{names} = warpgroup_mma_wait(0, deps=[{names}])")
+    lines.add(ring.give_back(ring.last()))

@@ -24,6 +24,11 @@ def made(hint: str, number: int) -> str:
     return f"{hint}{MARK}{number}"
 
 
+def words_of(text: str) -> list[str]:
+    """The names in a text, before all is written."""
+    return _WORD.findall(text)
+
+
 def readable(text: str, buffers: Mapping[int, str]) -> str:
     """A module's text with names that are chosen, of which buffers have these, by slot."""
     given = {f"p{slot}": name for slot, name in buffers.items()}

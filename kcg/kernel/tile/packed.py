@@ -33,7 +33,7 @@ from kcg.kernel.reading.packed import (
 )
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, Figures, device_of
-from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type, sliced
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
@@ -56,7 +56,7 @@ from kcg.kernel.tile.tiles import (
     split_number,
     tiled_of,
 )
-from kcg.kernel.tile.unpack import ONE, Words, most_together, together
+from kcg.kernel.tile.unpack import ONE, WideWords, most_together, together
 from kcg.kernel.tile.vectors import alike, write_launch
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
@@ -69,7 +69,7 @@ FIRST_ROWS, FIRST_PROGRAMS = 4, 8  # where a search begins: rows of a program, a
 SIGN_BIT = 31  # of a float
 HALF_BITS, HALF, SIGNS_OF_HALVES = 16, 0xFFFF, 0x80008000  # of a word of two float16
 ENTRIES = (8, 4, 2, 1)  # of a table in shared memory, that are loaded at once
-LAYOUT, WIDE_LAYOUT, SUM_LAYOUT = "threads", "neighbours", "elements"
+LAYOUT, SUM_LAYOUT = "threads", "elements"
 OPERATIONS = 5  # of a number that is unpacked and multiplied
 MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
@@ -444,7 +444,7 @@ class _Pair:
     other: UOp | None
 
 
-class _Sum(Words):
+class _Sum(WideWords):
     """What a thread makes of the words of one step, written into a frame."""
 
     def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame, tables: Tables) -> None:
@@ -599,51 +599,8 @@ class _Sum(Words):
         pointer = self.frame.new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
         return pointer.text, place.axes
 
-    def _neighbours(
-        self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
-    ) -> Iterator[tuple[int, str]]:
-        """Up to `most` neighbours at once."""
-        for first, count in together(numbers, most):
-            if count == 1 or not axes:
-                alone = set(range(first, first + count))
-                yield from super()._neighbours(pointer, axes, mask, alone, 1, slot, hint)
-                continue
-            at, name = f"{pointer} + {first}" if first else pointer, f"p{slot}_{hint}"
-            texts = self._vector(at, axes, mask, count, self._policy(slot), name)
-            yield from zip(range(first, first + count), texts, strict=True)
-
-    def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
-        """Some neighbours in one load, each as a block."""
-        frame, rows = self.frame, ":, " * self.frame.rank + "None"
-        lanes, wide = f"tl.arange(0, {count})", ""
-        if frame.layout:
-            wide = f"{WIDE_LAYOUT}_{count}_of_{'_'.join(frame.word(axis) for axis in sorted(axes))}"
-            made = _layout(self.plan, axes, count)
-            frame.writer.helpers.setdefault(wide, f"{wide} = gl.constexpr({made})\n")
-            lanes = f"tl.arange(0, {count}, {sliced(wide, range(frame.rank))})"
-        lanes = self.root.lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
-
-        def lying(text: str, hint: str) -> str:
-            text = frame.lines.name(text, hint) if " " in text else text
-            own = f"tl.convert_layout({text}, {sliced(wide, [frame.rank])})"
-            return frame.lines.name(own, hint) if wide else text
-
-        base = lying(at, "at")
-        own = f", mask={lying(frame.all_of(mask), 'mask')}[{rows}], other=0" if mask else ""
-        block = frame.lines.name(f"tl.load({base}[{rows}] + {lanes}{own}{policy})", hint)
-        sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
-        if count == 2:
-            return [frame.laid_as(text) for text in self._halves(block, hint)]
-        pairs = frame.lines.name(f"{block}.reshape([{', '.join(map(str, [*sizes, 2, 2]))}])", hint)
-        even, odd = self._halves(pairs, hint)
-        (one, three), (two, four) = self._halves(even, hint), self._halves(odd, hint)
-        return [frame.laid_as(text) for text in (one, two, three, four)]
-
-    def _halves(self, text: str, hint: str) -> tuple[str, str]:
-        """The first and the second of each pair."""
-        one, other = (self.frame.writer.fresh(hint) for _ in range(2))
-        self.frame.lines.add(f"{one}, {other} = tl.split({text})")
-        return one, other
+    def _wide_layout(self, axes: frozenset[int], count: int) -> str:
+        return _layout(self.plan, axes, count)
 
     # ---- values
 

@@ -15,7 +15,8 @@ SPECIALIZED = "specialized"
 PIPELINED = "pipelined"
 PREFIX = "prefix"
 PACKED = "packed"
-FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED, PREFIX, PACKED)
+UNPACKING = "unpacking"
+FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, SPECIALIZED, PREFIX, PACKED, UNPACKING)
 """The forms, by their stored names: what each decides is in the file that writes its programs."""
 NARROWEST = 16  # columns of a product's sub-tile
 POINTER, TMA = "pointer", "tma"

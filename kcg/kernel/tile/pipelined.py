@@ -54,7 +54,9 @@ from kcg.kernel.tile.gluon import (
     allocated,
     arguments_of,
     descriptor,
+    end_products,
     operand,
+    send_products,
     specialized,
     sums_layout,
 )
@@ -449,6 +451,17 @@ def _leaving(stored: Stored, rows: Axis, columns: Axis, nbytes: int) -> Leaving:
 # ---- the program
 
 
+def opened_tile(main: Frame, lines: Lines, share: Share, group: int) -> tuple[Frame, tuple[str, str], str]:
+    """The frame of a tile in a function of some warps, its first row and column, and the header of the loop over tiles,
+    which is alike in all functions; `group` rows of tiles are taken together."""
+    frame, tile = Frame(Lines(lines.writer, lines), (), outer=main), lines.writer.fresh("tile")
+    rows, columns = share.product.axes
+    row, column = swizzled(frame, tile, rows.tiles, columns.tiles, group)
+    first = share.turns.first(lines, lines.name("tl.program_id(0)", "program"))
+    header = f"for {tile} in range({first}, {share.turns.tiles}, {share.turns.programs}):"
+    return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
+
+
 class _Pipelined:
     def __init__(self, plan: PipelinedPlan, writer: Writer) -> None:
         if writer.interpreted:
@@ -500,23 +513,11 @@ class _Pipelined:
         text = descriptor(boxes, boxes.buffer, boxes.extents(self.main), dtype)
         return self.in_memory.setdefault(text, f"memory{len(self.in_memory)}")
 
-    # ---- loops over tiles, alike in both functions
-
-    def _opened(self, lines: Lines, share: Share) -> tuple[Frame, tuple[str, str], str]:
-        """The frame of a tile, its first row and column, and the header of the loop over tiles."""
-        frame = Frame(Lines(self.writer, lines), (), outer=self.main)
-        tile = self.writer.fresh("tile")
-        rows, columns = share.product.axes
-        row, column = swizzled(frame, tile, rows.tiles, columns.tiles, self.plan.group)
-        first = share.turns.first(lines, lines.name("tl.program_id(0)", "program"))
-        header = f"for {tile} in range({first}, {share.turns.tiles}, {share.turns.programs}):"
-        return frame, (start_of(frame, row, rows), start_of(frame, column, columns)), header
-
     def _loading(self) -> Lines:
         lines, (rows, columns) = Lines(self.writer), self.plan.tile
         self.ring.begin(lines, fills=True)
         for share, one in zip(self.plan.shares, self.plan.pipelined, strict=True):
-            frame, (row, column), header = self._opened(lines, share)
+            frame, (row, column), header = opened_tile(self.main, lines, share, self.plan.group)
             for summed in one.summed:
                 body, counter = Lines(self.writer, frame.lines), self.writer.fresh("k")
                 self._expected(body, rows + columns)
@@ -556,7 +557,7 @@ class _Pipelined:
         lines = Lines(self.writer)
         self.ring.begin(lines, fills=False)
         for share, one in zip(self.plan.shares, self.plan.pipelined, strict=True):
-            frame, starts, header = self._opened(lines, share)
+            frame, starts, header = opened_tile(self.main, lines, share, self.plan.group)
             totals = self._summed(frame.lines, one)
             self._finished(frame, one, starts, totals)
             lines.extend(header, frame.lines)
@@ -569,21 +570,13 @@ class _Pipelined:
         for total, (_, width) in zip(totals, self.sub_tiles, strict=True):
             layout = sums_layout(self.writer, width)
             lines.add(f"{total} = gl.zeros([{GROUP_ROWS}, {width}], gl.float32, {layout})")
-        before = self.ring.last()
         for place, product in enumerate(one.summed):
             body, counter = Lines(self.writer, lines), self.writer.fresh("k")
-            body.add(self.ring.await_full(HERE))
             block = operand(product.rows)("rows", self._rows_of("group"))
-            for number, (total, boxes) in enumerate(zip(totals, product.columns, strict=True)):
-                other = operand(boxes)(f"columns{number}", HERE.index)
-                body.add(f"{total} = warpgroup_mma({block}, {other}, {total}, is_async=True)")
-            names = ", ".join(totals)
-            body.add(f"{names} = warpgroup_mma_wait({len(totals)}, deps=[{names}])")
-            body.add(self.ring.give_back(before, only="" if place else f"{counter} > 0"))
-            self.ring.advance(body)
+            others = [operand(boxes)(f"columns{n}", HERE.index) for n, boxes in enumerate(product.columns)]
+            send_products(body, self.ring, totals, block, others, "" if place else f"{counter} > 0")
             lines.extend(f"for {counter} in range({product.steps}):", body, f"{self.step} terms at a time")
-        lines.add(f"{names} = warpgroup_mma_wait(0, deps=[{names}])")
-        lines.add(self.ring.give_back(before))
+        end_products(lines, self.ring, totals)
         return totals
 
     def _finished(self, frame: Frame, one: PipelinedProduct, starts: tuple[str, str], totals: tuple[str, ...]) -> None:

@@ -34,19 +34,21 @@ HERE = Place("slot", "phase")
 
 @dataclass(frozen=True)
 class Ring:
-    """The names of a ring's barriers, its slots, and how many groups read each of these."""
+    """The names of a ring's barriers, its slots, and how many groups read each of these. A slot is full after so many
+    `arrivals`: that of whoever says how many bytes TMA brings, and of those who store a part of it themselves."""
 
     full: str
     empty: str
     slots: int
     readers: int
+    arrivals: int = 1
 
     # ---- its barriers
 
     @property
     def of_full(self) -> Barriers:
         """Those that are opened by whoever fills a slot."""
-        return Barriers(self.full, self.slots, 1)
+        return Barriers(self.full, self.slots, self.arrivals)
 
     @property
     def of_empty(self) -> Barriers:
@@ -96,6 +98,10 @@ class Ring:
     def fetch(self, memory: str, corner: Sequence[str], index: str, block: str) -> str:
         """A block is on its way to a slot's buffer; the slot is full when all that it expects is there."""
         return f"fetch({memory}, [{', '.join(corner)}], {self.full}.index({index}), {block})"
+
+    def stored(self, index: str) -> str:
+        """A part of a slot is there that was not fetched."""
+        return f"mbarrier.arrive({self.full}.index({index}), count=1)"
 
     def give_back(self, index: str, only: str = "") -> str:
         """A reader is done with a slot; `only` under a condition."""

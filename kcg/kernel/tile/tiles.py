@@ -269,7 +269,11 @@ def bind_aligned(frame: Frame, axis: Axis, number: int, start: str, part: tuple[
 
 def bind_within(frame: Frame, axis: Axis, number: int, start: str) -> None:
     """As `bind_axis`, of a block that begins at a multiple of its size. It lies within what the last ranges count, as
-    few of them as that takes: the other ranges are scalars."""
+    few of them as that takes: the other ranges are scalars, and all of them of one element."""
+    if axis.size == 1:
+        for one, digit in zip(axis.ranges, split_number(frame, start, list(map(extent, axis.ranges))), strict=True):
+            bind_scalar(frame, one, digit)
+        return
     place = len(axis.ranges) - 1
     while place and math.prod(map(extent, axis.ranges[place:])) % axis.size:
         place -= 1

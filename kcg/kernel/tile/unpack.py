@@ -16,13 +16,14 @@ from kcg.kernel.ast import is_invalid
 from kcg.kernel.reading.accesses import BufferSlot
 from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.packed import WORD_BYTES, Unpacked, raw_words
-from kcg.kernel.tile.emit import TYPES, Block, Frame, compute_type
+from kcg.kernel.tile.emit import TYPES, Block, Frame, compute_type, sliced
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.tiles import is_power_of_two
 
 EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
+WIDE_LAYOUT = "neighbours"
 
 _Raw = tuple[int, Steps, int, int | None, int]
 """A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
@@ -307,6 +308,60 @@ class Words:
                 else self.frame.new(f"{total.text} + {part.text}", wide, part.axes | total.axes)
             )
         return self.frame.cast(total, type_)
+
+
+class WideWords(Words):
+    """The same, neighbours loaded at once as blocks with one axis more, whose layout is said where others are."""
+
+    def _wide_layout(self, axes: frozenset[int], count: int) -> str:
+        """How blocks along some axes lie with the threads, each with so many neighbours."""
+        raise NotImplementedError
+
+    def _neighbours(
+        self, pointer: str, axes: frozenset[int], mask: list[str], numbers: set[int], most: int, slot: int, hint: str
+    ) -> Iterator[tuple[int, str]]:
+        """Up to `most` neighbours at once."""
+        for first, count in together(numbers, most):
+            if count == 1 or not axes:
+                alone = set(range(first, first + count))
+                yield from super()._neighbours(pointer, axes, mask, alone, 1, slot, hint)
+                continue
+            at, name = f"{pointer} + {first}" if first else pointer, f"p{slot}_{hint}"
+            texts = self._vector(at, axes, mask, count, self._policy(slot), name)
+            yield from zip(range(first, first + count), texts, strict=True)
+
+    def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
+        """Some neighbours in one load, each as a block."""
+        frame, rows = self.frame, ":, " * self.frame.rank + "None"
+        lanes, wide = f"tl.arange(0, {count})", ""
+        if frame.layout:
+            wide = f"{WIDE_LAYOUT}_{count}_of_{'_'.join(frame.word(axis) for axis in sorted(axes))}"
+            made = self._wide_layout(axes, count)
+            frame.writer.helpers.setdefault(wide, f"{wide} = gl.constexpr({made})\n")
+            lanes = f"tl.arange(0, {count}, {sliced(wide, range(frame.rank))})"
+        lanes = self.root.lines.name(f"{lanes}[{'None, ' * frame.rank}:]", "lanes")
+
+        def lying(text: str, hint: str) -> str:
+            text = frame.lines.name(text, hint) if " " in text else text
+            own = f"tl.convert_layout({text}, {sliced(wide, [frame.rank])})"
+            return frame.lines.name(own, hint) if wide else text
+
+        base = lying(at, "at")
+        own = f", mask={lying(frame.all_of(mask), 'mask')}[{rows}], other=0" if mask else ""
+        block = frame.lines.name(f"tl.load({base}[{rows}] + {lanes}{own}{policy})", hint)
+        sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
+        if count == 2:
+            return [frame.laid_as(text) for text in self._halves(block, hint)]
+        pairs = frame.lines.name(f"{block}.reshape([{', '.join(map(str, [*sizes, 2, 2]))}])", hint)
+        even, odd = self._halves(pairs, hint)
+        (one, three), (two, four) = self._halves(even, hint), self._halves(odd, hint)
+        return [frame.laid_as(text) for text in (one, two, three, four)]
+
+    def _halves(self, text: str, hint: str) -> tuple[str, str]:
+        """The first and the second of each pair."""
+        one, other = (self.frame.writer.fresh(hint) for _ in range(2))
+        self.frame.lines.add(f"{one}, {other} = tl.split({text})")
+        return one, other
 
 
 _BITS = """

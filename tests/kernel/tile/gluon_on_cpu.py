@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,7 @@ from tests.kernel.tile.running import Case, differing, question_of
 
 ITEM = 2  # bytes of an operand's element
 TOGETHER = 16  # rows of a product that are made at once: of so few BLAS wakes no threads, which took most of the time
+TYPES = ("float32", "float16", "bfloat16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 LAYOUTS = ("NVMMADistributedLayout", "DistributedLinearLayout", "DotOperandLayout", "SliceLayout")
 Condition = Callable[[], bool]
 
@@ -34,10 +35,16 @@ class ProtocolError(AssertionError):
 
 
 class Block(np.ndarray):
-    """A tensor, as far as programs use one: integers are divided towards 0."""
+    """A tensor, as far as programs use one: integers are divided towards 0, and shifted ones keep their type."""
 
-    def to(self, dtype: str) -> Block:
-        return block(rounded(self, dtype))
+    def to(self, dtype: str, bitcast: bool = False) -> Block:
+        return block(as_bits(self, dtype) if bitcast else rounded(self, dtype))
+
+    def __lshift__(self, other: Any) -> Any:
+        return block(np.left_shift(np.asarray(self), np.asarray(other).astype(self.dtype)))
+
+    def __rshift__(self, other: Any) -> Any:
+        return block(np.right_shift(np.asarray(self), np.asarray(other).astype(self.dtype)))
 
     def __floordiv__(self, other: Any) -> Any:
         return block(np.trunc(np.asarray(self) / np.asarray(other)).astype(np.int64))
@@ -45,8 +52,8 @@ class Block(np.ndarray):
     def __mod__(self, other: Any) -> Any:
         return block(np.fmod(np.asarray(self), np.asarray(other)))
 
-    def permute(self, *order: int) -> Block:
-        return block(self.transpose(order))
+    def permute(self, *order: Any) -> Block:
+        return block(self.transpose(*order))
 
     def split(self) -> tuple[Block, Block]:
         return block(self[..., 0]), block(self[..., 1])
@@ -68,6 +75,15 @@ def rounded(values: Any, dtype: str) -> np.ndarray:
     return values.astype(dtype)
 
 
+def as_bits(values: Any, dtype: str) -> np.ndarray:
+    """The values that bits of integers are in another type, in one that NumPy computes with."""
+    values = np.asarray(values)
+    if not np.issubdtype(values.dtype, np.integer) or values.dtype.itemsize != np.dtype(dtype).itemsize:
+        raise NotImplementedError(f"bits of {values.dtype} as {dtype}")
+    found = values.view(dtype)
+    return found.astype(np.float32) if dtype == "float16" else found
+
+
 # ---- memory
 
 
@@ -84,14 +100,27 @@ class Memory:
 class Pointer:
     memory: Memory
     offset: Any = 0
+    type: str = ""  # of integers that are made of bytes; else the buffer's own
 
     def __add__(self, other: Any) -> Pointer:
-        return Pointer(self.memory, self.offset + other)
+        return replace(self, offset=self.offset + other)
+
+    def __getitem__(self, place: Any) -> Pointer:
+        return replace(self, offset=self.offset[place])
+
+    def to(self, dtype: str) -> Pointer:
+        return replace(self, type=dtype)
+
+    @property
+    def values(self) -> np.ndarray:
+        """The buffer's elements, whole ones of this type."""
+        values = self.memory.values
+        return values[: len(values) & -np.dtype(self.type).itemsize].view(self.type) if self.type else values
 
     def load(self, mask: Any = True, other: Any = 0) -> Block:
         places, mask = np.broadcast_arrays(self.offset, mask)
         self._check(places[mask])
-        found = self.memory.values[np.where(mask, places, 0)]
+        found = self.values[np.where(mask, places, 0)]
         return block(np.where(mask, found, other).astype(found.dtype))
 
     def store(self, values: Any, mask: Any = True) -> None:
@@ -101,7 +130,7 @@ class Pointer:
         np.add.at(self.memory.stores, places[mask], 1)
 
     def _check(self, places: np.ndarray) -> None:
-        if places.size and not 0 <= places.min() <= places.max() < self.memory.values.size:
+        if places.size and not 0 <= places.min() <= places.max() < self.values.size:
             raise ProtocolError("an element outside of its buffer")
 
 
@@ -144,6 +173,7 @@ class Slot:
     readers: int = 0  # products that run, and blocks that are sent
     fills: int = 0
     unfenced: list[Warps] = field(default_factory=list)  # who used it with no fence since, before which TMA may not
+    stored: list[Warps] = field(default_factory=list)  # who stored it with no fence since: no product may read it
 
 
 def as_it_is(values: np.ndarray) -> np.ndarray:
@@ -192,6 +222,7 @@ class View:
             raise ProtocolError(f"a block of {values.shape} for one of {slot.values.shape}")
         slot.values, slot.fills = np.array(values), slot.fills + 1
         slot.unfenced.append(slot.running())
+        slot.stored.append(slot.running())
 
 
 @dataclass
@@ -369,10 +400,11 @@ class Machine:
     def _words(self) -> dict[str, Any]:
         plain = lambda function: function  # noqa: E731
         gl = SimpleNamespace(
-            **{name: name for name in ("float32", "float16", "bfloat16", "int32", "int64")},
+            **{name: name for name in TYPES},
             **{name: lambda *_, **__: None for name in LAYOUTS},
             NVMMASharedLayout=SimpleNamespace(get_default_for=lambda *_: None),
             constexpr=plain,
+            pointer_type=plain,
             program_id=lambda _: block(self.program),
             arange=lambda first, last, *_: block(np.arange(first, last)),
             full=lambda sizes, value, dtype, *_: block(np.full(sizes, value, "float32" if "float" in dtype else dtype)),
@@ -381,6 +413,7 @@ class Machine:
             zeros=lambda sizes, *_: block(np.zeros(sizes, np.float32)),
             where=chosen,
             join=lambda one, other: block(np.stack((one, other), -1)),
+            split=lambda x: (block(x[..., 0]), block(x[..., 1])),
             broadcast_to=lambda x, sizes: block(np.broadcast_to(x, sizes)),
             sqrt=lambda x: block(np.sqrt(x)),
             max=lambda x, axis, keep_dims=False: block(np.max(x, axis, keepdims=keep_dims)),
@@ -460,6 +493,7 @@ class Machine:
     def _fence(self) -> None:
         for slot in self.shared:
             slot.unfenced = [one for one in slot.unfenced if one is not self.running]
+            slot.stored = [one for one in slot.stored if one is not self.running]
 
     def _running(self) -> Warps:
         assert self.running is not None
@@ -470,6 +504,8 @@ class Machine:
         made = Product(one, other, added if use_acc else 0, [])
         for slot in made.shared:
             View([slot]).read()
+            if slot.stored:
+                raise ProtocolError(f"{slot.name} is multiplied with no fence after {slot.stored[0].name} stored it")
             slot.readers += 1
             made.seen.append(slot.fills)
         self._running().products.append(made)
@@ -491,9 +527,32 @@ def chosen(condition: Any, one: Any, other: Any) -> Any:
 
 
 def assembly(text: str, _constraints: str, given: Sequence[Any], **_how: Any) -> Block:
+    name, *operands = text.rstrip(";").replace(",", "").split()
+    if name in INTEGERS:
+        taken = [np.asarray(given[int(one[1:]) - 1] if one[0] == "$" else int(one, 0)) for one in operands[1:]]
+        return block(INTEGERS[name](*(one.astype(np.uint64) for one in taken)).astype(np.uint32))
     (x,) = given
     functions = {"ex2.approx": np.exp2, "tanh.approx": np.tanh, "rcp.approx": np.reciprocal}
     return block(next(function for name, function in functions.items() if text.startswith(name))(x))
+
+
+def by_table(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The bits that a table says of each three."""
+    found = np.zeros_like(a | b | c)
+    for number in range(8):
+        if int(table) >> number & 1:
+            one, other, last = (x if number >> place & 1 else ~x for x, place in ((a, 2), (b, 1), (c, 0)))
+            found |= one & other & last
+    return found
+
+
+def funnel(low: np.ndarray, high: np.ndarray, amount: np.ndarray) -> np.ndarray:
+    """The word that begins so many bits above the beginning of the first of two."""
+    return (high << np.uint64(32) | low) >> np.minimum(amount, np.uint64(32))
+
+
+INTEGERS: dict[str, Callable[..., np.ndarray]] = {"lop3.b32": by_table, "shf.r.clamp.b32": funnel}
+"""Instructions of PTX on words of 32 bits, held in 64."""
 
 
 def wrong_in_gluon(case: Case) -> str:
@@ -502,8 +561,8 @@ def wrong_in_gluon(case: Case) -> str:
     question, memory = question_of(case), dict[int, Memory]()
     for argument in (a for launch in case.program.launches for a in launch.arguments if a.slot is not None):
         info = question.infos[argument.slot]
-        values = np.array(to_values(question.given[f"p{argument.slot}"].view(numpy_dtype(info.dtype)), info.dtype))
-        values = values.astype(np.float32)
+        given = question.given[f"p{argument.slot}"].view(numpy_dtype(info.dtype))
+        values = np.array(given if argument.type == "*u8" else to_values(given, info.dtype).astype(np.float32))
         type_ = {"*bf16": "bfloat16", "*fp16": "float16"}.get(argument.type, "float32")
         memory[argument.slot] = Memory(values, type_, np.zeros(values.size, int))
     with np.errstate(all="ignore"):

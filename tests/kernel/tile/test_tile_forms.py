@@ -40,6 +40,10 @@ KERNELS: dict[str, tuple[Callable[[], Tensor], set[str]]] = {
     "float32": (lambda: empty(64, 4096) @ empty(4096, 64), {"contraction", "reduction"}),
     "running sums": (lambda: empty(64, 300).cumsum(1), {"prefix", "reduction"}),
     "packed weights": (lambda: empty(1, 256) @ PackedWeights()("w", (64, 256), "q8_0").T, {"packed", "reduction"}),
+    "packed weights, vectors": (
+        lambda: empty(256, 512, dtype="float16").dot(PackedWeights()("w", (256, 512), "q4_k").T, dtype="float32"),
+        {"unpacking", "contraction", "reduction"},
+    ),
     "attention": (
         lambda: new(4, 512, 64).scaled_dot_product_attention(new(4, 512, 64), new(4, 512, 64)),
         {"stream", "specialized"},

@@ -30,6 +30,7 @@ from kcg.kernel.tile.parameters import (
     ROWS,
     SPECIALIZED,
     TMA,
+    UNPACKING,
     TileParameters,
 )
 from kcg.kernel.tile.space import schedule_of
@@ -55,6 +56,11 @@ def packed() -> Tensor:
     return empty(1, 512) @ PackedWeights()("w", (64, 512), "q4_k").T
 
 
+def unpacked() -> Tensor:
+    vectors = empty(256, 512, dtype="float16")
+    return vectors.dot(PackedWeights()("w", (256, 512), "q4_k").T, dtype="float32").cast("float16")
+
+
 BOTH = ((0,), (1,))
 CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (lambda: (empty(512, 512) * 2).silu(), "sm_80", TileParameters(ELEMENTWISE, ((0,),), (256,))),
@@ -66,6 +72,7 @@ CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (product, "sm_80", TileParameters(CONTRACTION, BOTH, (64, 64), 64, group=8, num_stages=4, fast_math=False)),
     (product, "sm_90", TileParameters(CONTRACTION, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=3)),
     (product, "sm_90", TileParameters(PIPELINED, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=4)),
+    (unpacked, "sm_90", TileParameters(UNPACKING, BOTH, (256, 128), 64, loads=TMA, persistent=1, num_stages=4)),
     (attention, "sm_80", TileParameters(FLASH_ATTENTION, ((1,),), (64,), 128, num_stages=3)),
     (attention, "sm_90", TileParameters(SPECIALIZED, ((1,),), (128,), 128, loads=TMA, num_stages=3)),
 )
