@@ -185,6 +185,20 @@ class DrawsUniformly(Protocol):
         """About how many legal programs there are, the same in every process."""
 
 
+def programs_of(space: StepSpace, *, most: int) -> list[Schedule]:
+    """Every schedule that steps lead to, each program once; none where these are more than `most`."""
+    reached = {space.key(one): one for one in (space.start(), space.baseline())}
+    waiting = list(reached.values())
+    for schedule in waiting:
+        for action in space.actions(schedule):
+            if (key := space.key(action.schedule)) not in reached:
+                reached[key] = action.schedule
+                waiting.append(action.schedule)
+        if len(reached) > most:
+            return []
+    return waiting
+
+
 @runtime_checkable
 class CountsUops(Protocol):
     """A space that knows how long a program is before it is made."""
