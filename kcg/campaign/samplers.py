@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
+from kcg.dataset.choices import LEGAL, UNIFORM
 from kcg.errors import UnknownName
 from kcg.kernel.kinds import Shortens, Space, kind_of
 from kcg.predictor.interface import Judge, Predictor, judge_of
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
-from kcg.search.uniform import CERTAIN, LEGAL, UNIFORM, UNKNOWN, Chance, Legal
+from kcg.search.uniform import CERTAIN, UNKNOWN, Chance, Legal
 from kcg.types import Schedule, Status
 
 MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kcg.campaign.samplers import KernelState, chance, sampler
+from kcg.dataset.choices import HAND_CODED
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import CountsUops, Space, baseline_of, own_kind
 from kcg.kernel.kinds import space_of as fresh_space_of
@@ -63,7 +64,6 @@ LONG_SHARE = 1 / 3
 are never thinned."""
 
 THINNED = ("walk:", "greedy:", "random")
-HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 BEGINNING = {True: "raw", False: "start"}  # of where the space begins: of the kind of tinygrad's own choice, or another
 REST = "rest"  # the same of what no sampler finds, in a small space
 SPACES_KEPT = 8

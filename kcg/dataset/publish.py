@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kcg.dataset.columns import CHOICE, constants_in
+from kcg.dataset.columns import CHOICE, OF_CHOICE, constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
@@ -104,6 +104,11 @@ COLUMNS = {
         "pool": "from what it was drawn, and how many schedules that has, as `legal:1320000`; null where nobody told",
         "scores": "what was expected of it, as JSON: `predicted_s`, `corrected_s`, `failure_probability`; or null",
         "probability": "with which one draw of its sampler gives it, the propensity; null where nobody can tell",
+        "weight": "what the row weighs in training: 1, or of what a cost or a search chose (its `pool` is another than "
+        "`legal`) the inverse propensity, clipped; such rows are for training only, and in no part where their kernel "
+        "is held out",
+        "at_least_s": "of what took too long and was stopped, the seconds after which it was: a lower bound of inputs, "
+        "checks and launches together",
         "compile_s": "seconds of compiling",
         "run_id": "id of runs.json",
         "trial": "number of the repetition within a run",
@@ -416,7 +421,7 @@ def _files(export: Export) -> Iterator[str]:
             continue
         left_out = set(same.get(name, {}))
         if name == MEASUREMENTS and not export.has_choices():
-            left_out |= set(CHOICE)
+            left_out |= {*CHOICE, *OF_CHOICE}
         yield f"{name}:"
         yield _table(
             ("column", "meaning"),

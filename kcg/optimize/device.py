@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kcg.compat.device import choose_device, prepare, visible_gpu
+from kcg.dataset.choices import FOUND, HAND_CODED, UNIFORM, is_uniform
 from kcg.errors import UsageError
 from kcg.judge.stressing import failures_in
 from kcg.kernel.kinds import SeeksStart
@@ -33,7 +34,6 @@ from kcg.optimize import costs
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.search.uniform import FOUND, UNIFORM, is_uniform
 from kcg.types import CacheState, JobOutcome, Measurement, Region, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 30.0  # of finding where a space begins
 FIRST_TIMEOUT_S = 60.0  # of that and of compiling what is there
 LEAST_COMPILE_S = 3.0  # of a schedule: most take one
-BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
 
@@ -359,7 +358,7 @@ class Device:
         """Why a row was measured: what a search said, and else what always comes, or is left of what a search found."""
         from kcg.dataset.journal import Chosen
 
-        if row.sampler == BASELINE:
+        if row.sampler == HAND_CODED:
             return Chosen(probability=1.0)
         found = Chosen(FOUND, probability=1.0)
         if row.sampler == JUDGE or not row.early_stop:
@@ -371,7 +370,7 @@ class Device:
         if row.status != Status.OK or not row.early_stop or row.cache_state != CacheState.COLD:
             return None
         place = row.region_id, row.variables
-        if row.sampler == BASELINE:
+        if row.sampler == HAND_CODED:
             self._own_s[place] = row.median_s
         return self._own_s[place] - row.median_s if place in self._own_s else None
 
@@ -552,7 +551,7 @@ class Device:
             if why := self.failed_under_stress.get((row.region_id, row.binary_hash, row.variables)):
                 row = replace(row, status=Status.WRONG, samples_s=(), reason=why)  # whatever it was in the search
             work = by_region.get((row.region_id, row.variables))
-            if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
+            if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == HAND_CODED):
                 continue  # says little of the schedule: it is measured again
             if traits_of(row.schedule).tf32 and not self._settings.allow_tf32:
                 continue
@@ -613,13 +612,13 @@ class Device:
 
     def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of each region."""
-        return self._measure([(work, work.space.baseline(), BASELINE) for work in works], by_first=True)
+        return self._measure([(work, work.space.baseline(), HAND_CODED) for work in works], by_first=True)
 
     def measure_with_baseline(self, work: RegionWork, others: Sequence[Schedule]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of a region and others of it one after the other: on a GPU its inputs are
         made once."""
         search, own = self._settings.search, work.space.baseline()
-        wanted = [(work, own, BASELINE), *((work, one, search_of(search, one.kind)) for one in others)]
+        wanted = [(work, own, HAND_CODED), *((work, one, search_of(search, one.kind)) for one in others)]
         return self._measure(wanted, by_first=True, together=True)
 
     def _measure(
@@ -643,8 +642,8 @@ class Device:
                 careful=not (work.proposed and schedule.kind == work.kind),
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
                 best_s=scale * (known_s or work.best_s) or None,
-                timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,
-                compile_s=None if sampler == BASELINE else self._compile_s(),
+                timeout_s=BASELINE_TIMEOUT_S if sampler == HAND_CODED else None,
+                compile_s=None if sampler == HAND_CODED else self._compile_s(),
             )
             for work, schedule, sampler in wanted
             for values, scale in zip(work.bindings, work.scales, strict=True)

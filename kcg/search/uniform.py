@@ -16,13 +16,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kcg.dataset.choices import LEGAL, UNIFORM, is_uniform
 from kcg.kernel.kinds import CountsUops, DrawsUniformly, StepSpace, programs_of
 from kcg.types import Prediction, Schedule
 
-UNIFORM: Final = "uniform"  # the sampler of what is drawn so
-LEGAL: Final = "legal"  # the pool of all legal schedules
 CANDIDATES: Final = "candidates"  # the pool of what a search knew and had not measured when it chose
-FOUND: Final = "found"  # the pool of what is measured since it was found before, as finalists
 EVERY: Final = 20
 SLOWEST_S: Final = 2.0
 """What is expected to take longer is no part of any pool: one of them costs as much as a hundred."""
@@ -54,11 +52,6 @@ class Chance:
 
 UNKNOWN: Final = Chance()
 CERTAIN: Final = Chance("", 1.0)  # of what always comes
-
-
-def is_uniform(pool: str) -> bool:
-    """Whether a stored pool is all legal schedules, of which each is as likely."""
-    return pool.partition(":")[0] == LEGAL
 
 
 def pool_name(name: str, keys: Collection[str]) -> str:

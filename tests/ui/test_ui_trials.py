@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kcg.dataset.choices import HAND_CODED
 from kcg.dataset.journal import Chosen, Doubt, Expected, Journal, Run, expected_from_json, scores_of
 from kcg.dataset.schema import SCHEMA_VERSION, sealed
 from kcg.measure.lock import lock_folder
 from kcg.measure.service import SAMPLER
-from kcg.optimize.device import BASELINE as BASELINE_SAMPLER
 from kcg.types import Expectation, Measurement, Schedule, Status
 from kcg.ui import trials
 from kcg.ui.page import render_run
@@ -47,7 +47,7 @@ def texts(page: str) -> str:
 
 
 def test_samplers_are_called_as_those_who_measure_call_them() -> None:
-    assert (BASELINE, JUDGE) == (BASELINE_SAMPLER, SAMPLER)
+    assert (BASELINE, JUDGE) == (HAND_CODED, SAMPLER)
 
 
 def test_a_schedule_is_one_trial_whatever_was_measured_of_it(tmp_path: Path) -> None:
