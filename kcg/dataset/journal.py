@@ -87,7 +87,7 @@ def unix_now_s() -> float:
 class Chosen:
     """Why a schedule was measured, as far as whoever chose it told; what nobody told is empty or None."""
 
-    pool: str = ""  # from what it was drawn, and after a colon how many schedules that has, as `legal:1320000`
+    pool: str = ""  # from what it was drawn, and after a colon how many schedules that has: see `kcg.dataset.choices`
     scores: str = ""  # JSON: what was expected of it, see `Expected`
     probability: float | None = None  # with which one draw of its sampler gives it
 

@@ -255,7 +255,8 @@ def _build(
     if part is not None:
         rows = rows[columns[f"split_{part[0]}"][rows] == part[1]]
     if pool:
-        rows = rows[[str(name).startswith(POOL) for name in columns["sampler"][rows]]]
+        who = zip(columns["sampler"][rows], columns["pool"][rows], strict=True)
+        rows = rows[[str(name).startswith(POOL) and not is_chosen(str(pool)) for name, pool in who]]
     if not len(rows):
         where = f" in the {part[1]} part of the split by {part[0]}" if part else ""
         raise DataError(f"{export.folder} has no rows to train on{where}")
