@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcg.dataset.choices import LEGAL, UNIFORM
+from kcg.dataset.choices import UNIFORM
 from kcg.errors import UnknownName
 from kcg.kernel.kinds import Shortens, Space, kind_of
 from kcg.predictor.interface import Judge, Predictor, judge_of
@@ -254,7 +254,7 @@ class Sampler:
 
 
 def _of_uniform(state: KernelState, schedule: Schedule) -> Chance:
-    return Chance(f"{LEGAL}:{state.legal.count:.0f}", 1 / state.legal.count)
+    return state.legal.chance
 
 
 def _of_near_prior(state: KernelState, schedule: Schedule) -> Chance:

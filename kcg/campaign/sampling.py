@@ -14,13 +14,13 @@ from typing import Any
 from kcg.campaign.samplers import KernelState, chance, sampler
 from kcg.dataset.choices import HAND_CODED
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import CountsUops, Space, baseline_of, own_kind
+from kcg.kernel.kinds import LONG_UOPS, CountsUops, Space, baseline_of, own_kind
 from kcg.kernel.kinds import space_of as fresh_space_of
 from kcg.predictor.choice import AUTO, deferred
 from kcg.predictor.cost import guiding
 from kcg.predictor.interface import judge_of
 from kcg.predictor.roofline import Roofline
-from kcg.search.uniform import CERTAIN, LONG_UOPS, SLOWEST_S, UNKNOWN, Chance
+from kcg.search.uniform import CERTAIN, SLOWEST_S, UNKNOWN, Chance
 from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule, Target
 

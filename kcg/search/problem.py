@@ -19,6 +19,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import StepSpace
 from kcg.search.uniform import CANDIDATES, CERTAIN, UNKNOWN, Chance, Draws, pool_name
 from kcg.types import Action, Measurement, Prediction, Schedule, Status
+from kcg.unexpected import looking
 
 # ---- What a search strategy sees: a space (`kcg.kernel.kinds`), `predict(batch)`, an asynchronous `measure(batch)`, a
 # budget ledger.
@@ -385,9 +386,11 @@ class Trials:
         draws, asked = self.problem.draws, {self.key(one) for one in batch}
         if draws is None or not draws.are_due(len(batch)):
             return None
-        drawn = draws.draw(lambda one: self.key(one) in asked or self.key(one) in self.observations)
-        if drawn is not None and self.problem.ledger.may_evaluate:
-            self.predict([drawn[0]])  # what was expected of it is worth knowing
+        drawn: tuple[Schedule, Chance] | None = None
+        with looking("a schedule drawn uniformly"):
+            drawn = draws.draw(lambda one: self.key(one) in asked or self.key(one) in self.observations)
+            if drawn is not None and self.problem.ledger.may_evaluate:
+                self.predict([drawn[0]])  # what was expected of it is worth knowing
         return drawn
 
     def _chances(self, batch: Sequence[Schedule], among: Sequence[Schedule] | None) -> dict[Schedule, Chance]:

@@ -17,18 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcg.dataset.choices import LEGAL, UNIFORM, is_uniform
-from kcg.kernel.kinds import CountsUops, DrawsUniformly, StepSpace, programs_of
+from kcg.kernel.kinds import DrawsUniformly, StepSpace, programs_of
 from kcg.types import Prediction, Schedule
 
 CANDIDATES: Final = "candidates"  # the pool of what a search knew and had not measured when it chose
 EVERY: Final = 20
 SLOWEST_S: Final = 2.0
 """What is expected to take longer is no part of any pool: one of them costs as much as a hundred."""
-LONG_UOPS: Final = 1200
-"""Random schedules whose code is longer were a quarter of an H200's first 24,000 rows, and seven tenths of all
-compiling. No search draws them."""
 MOST_LISTED: Final = 2_000  # schedules of a space that are listed, where the space cannot draw by itself
-PILOTS: Final = 32  # draws by which it is estimated how many of the legal schedules may be drawn
 TRIES: Final = 16  # draws until one may be measured and was not
 ID_DIGITS: Final = 8
 
@@ -82,13 +78,18 @@ class Legal:
         """About how many there are; 0 where nobody can tell."""
         return self._space.count() if isinstance(self._space, DrawsUniformly) else float(len(self._listed))
 
+    @property
+    def chance(self) -> Chance:
+        """That of each of them. Raises ZeroDivisionError where there is none."""
+        return Chance(f"{LEGAL}:{self.count:.0f}", min(1.0 / self.count, 1.0))
+
 
 class Draws:
     """The measurements of one search that are drawn uniformly."""
 
     def __init__(self, space: StepSpace, predict: Callable[[Sequence[Schedule]], list[Prediction]], seed: str) -> None:
         """`predict` says what is expected of schedules before anything was measured."""
-        self._space, self._predict, self._legal = space, predict, Legal(space)
+        self._predict, self._legal = predict, Legal(space)
         self._rng = random.Random(f"{seed}:{UNIFORM}")
         self._next = self._rng.randrange(1, EVERY + 1)  # the number of the measurement that is drawn
         self._asked = 0
@@ -103,24 +104,11 @@ class Draws:
 
     def draw(self, known: Callable[[Schedule], bool]) -> tuple[Schedule, Chance] | None:
         """A schedule that is not `known`, and its chance; None where none is met in some tries."""
-        if not self._size:
-            return None
-        for _ in range(TRIES):
+        for _ in range(TRIES if self._legal.count else 0):
             found = self._legal.draw(self._rng)
-            if found is not None and self._may_be_measured(found) and not known(found):
-                return found, Chance(f"{LEGAL}:{self._size:.0f}", min(1.0 / self._size, 1.0))
+            if found is not None and not known(found) and self._may_be_measured(found):
+                return found, self._legal.chance
         return None
 
-    @functools.cached_property
-    def _size(self) -> float:
-        """About how many schedules may be drawn: the same in every process, and 0 where nobody can tell."""
-        rng = random.Random("pilots")
-        drawn = [one for _ in range(PILOTS) if (one := self._legal.draw(rng)) is not None]
-        usable = sum(map(self._may_be_measured, drawn))
-        return self._legal.count * usable / len(drawn) if drawn else 0.0
-
     def _may_be_measured(self, schedule: Schedule) -> bool:
-        if isinstance(self._space, CountsUops) and self._space.uops(schedule) > LONG_UOPS:
-            return False
-        (expected,) = self._predict([schedule])
-        return expected.runtime_s <= SLOWEST_S
+        return self._predict([schedule])[0].runtime_s <= SLOWEST_S
