@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg.cli import counted, pip_install
-from kcg.dataset.columns import BESIDE, CHOICE, FIRST, measurements_schema
+from kcg.dataset.columns import BESIDE, CHOICE, FIRST, OF_CHOICE, measurements_schema
 from kcg.dataset.export import export
 from kcg.dataset.journal import Journal
 from kcg.dataset.publish import COLUMNS as OF_FILES
@@ -168,7 +168,7 @@ def load(source: str | Path) -> Data:
 
 def _column_names() -> list[str]:
     """All columns, those first that a reader wants first, and last those of ids."""
-    named = dict.fromkeys([*_READABLE, *FIRST, *measurements_schema().names, *BESIDE, *CHOICE])
+    named = dict.fromkeys([*_READABLE, *FIRST, *measurements_schema().names, *BESIDE, *CHOICE, *OF_CHOICE])
     return [name for name in (*(n for n in named if n not in _IDS), *_IDS) if name in COLUMNS]
 
 

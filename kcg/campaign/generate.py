@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from kcg.campaign.compiling import Compiled, CompilesOnly, Programs, are_alike, runs_on
-from kcg.campaign.sampling import HAND_CODED, Choice, Drawn, draw_timed
+from kcg.campaign.sampling import Choice, Drawn, draw_timed
 from kcg.campaign.settings import CampaignSettings, CampaignSummary, Stage, joined
 from kcg.campaign.tables import TableTask, table_calls
 from kcg.campaign.tasks import (
@@ -33,6 +33,7 @@ from kcg.campaign.tasks import (
 )
 from kcg.cli import counted
 from kcg.compat.device import choose_device, prepare
+from kcg.dataset.choices import HAND_CODED
 from kcg.dataset.journal import UNSTATED, Chosen, Doubt, Expected, Journal, Run, scores_of
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.programs import ProgramFile, Waiting, programs_beside

@@ -15,11 +15,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
+from kcg.dataset.choices import UNIFORM
 from kcg.errors import UnknownName
-from kcg.kernel.kinds import DrawsUniformly, Shortens, Space, kind_of
+from kcg.kernel.kinds import Shortens, Space, kind_of
 from kcg.predictor.interface import Judge, Predictor, judge_of
 from kcg.search.problem import Ledger, Observation, Problem
 from kcg.search.strategies import strategy
+from kcg.search.uniform import CERTAIN, UNKNOWN, Chance, Legal
 from kcg.types import Schedule, Status
 
 MAX_WALK = 8  # Opts of one random walk; BEAM's winners on Flux have 3 to 6
@@ -28,7 +30,7 @@ GREEDY_CHOICES = 5  # legal steps, drawn at random, among which the best predict
 NEAR_BEST = 5  # schedules around which `near:best` looks
 NEAR_PRIOR = 2  # of the kind's own choices, around which `near:prior` looks
 SHARPNESS = 8.0  # what is expected to take twice as long is chosen by `near:prior` 2**SHARPNESS times as rarely
-MOST_LISTED = 2_000  # schedules of a space that `uniform` lists, where the space cannot draw by itself
+FEW = 500  # legal schedules of a space, of which `uniform` draws twice as many at once
 BEAM_MIN_PROGRESS_S = 1e-8  # BEAM stops when the best improves by less: 0.01 µs, as in tinygrad
 
 
@@ -48,18 +50,9 @@ class KernelState:
         return judge_of(self.predictor, self.space)
 
     @functools.cached_property
-    def listed(self) -> list[Schedule]:
-        """Every schedule that steps lead to, each program once; none where these are more than `MOST_LISTED`."""
-        reached = {self.space.key(one): one for one in (self.space.start(), self.space.baseline())}
-        waiting = list(reached.values())
-        for schedule in waiting:
-            for action in self.space.actions(schedule):
-                if (key := self.space.key(action.schedule)) not in reached:
-                    reached[key] = action.schedule
-                    waiting.append(action.schedule)
-            if len(reached) > MOST_LISTED:
-                return []
-        return waiting
+    def legal(self) -> Legal:
+        """All legal schedules."""
+        return Legal(self.space)
 
     @functools.cached_property
     def near_prior(self) -> dict[Schedule, float]:
@@ -135,10 +128,9 @@ def _drawn(chances: Mapping[Schedule, float], rng: random.Random) -> list[Schedu
 
 
 def _uniform(state: KernelState, rng: random.Random) -> list[Schedule]:
-    if isinstance(state.space, DrawsUniformly):
-        found = [state.space.uniform(rng) for _ in range(WALKS_A_BATCH)]
-        return [one for one in found if one is not None]
-    return [rng.choice(state.listed) for _ in range(2 * len(state.listed))]
+    few = state.legal.count <= FEW  # of those one may come again: as many are drawn as it takes to meet a new one
+    found = [state.legal.draw(rng) for _ in range(2 * int(state.legal.count) if few else WALKS_A_BATCH)]
+    return [one for one in found if one is not None]
 
 
 def _greedy_walk(state: KernelState, rng: random.Random, epsilon: float) -> Schedule:
@@ -252,21 +244,6 @@ def _seen(schedule: Schedule, time_s: float) -> Observation:
 
 
 @dataclass(frozen=True)
-class Chance:
-    """From what a schedule was drawn, and the probability with which one draw gives it.
-
-    Draws are independent. What is known already is left out, so that of a sampler's n draws a schedule is among the
-    rows with a probability of 1 - (1 - p)^n.
-    """
-
-    pool: str = ""  # what it is called, and after a colon how many schedules it has; empty where nobody can tell
-    probability: float | None = None  # None where nobody can tell
-
-
-UNKNOWN = Chance()
-
-
-@dataclass(frozen=True)
 class Sampler:
     """A sampler of the registry."""
 
@@ -277,9 +254,7 @@ class Sampler:
 
 
 def _of_uniform(state: KernelState, schedule: Schedule) -> Chance:
-    space = state.space
-    count = space.count() if isinstance(space, DrawsUniformly) else len(state.listed)
-    return Chance(f"legal:{count:.0f}", 1 / count)
+    return state.legal.chance
 
 
 def _of_near_prior(state: KernelState, schedule: Schedule) -> Chance:
@@ -293,7 +268,7 @@ def _of_near_best(state: KernelState, schedule: Schedule) -> Chance:
 
 
 def _certain(state: KernelState, schedule: Schedule) -> Chance:
-    return Chance("", 1.0)
+    return CERTAIN
 
 
 def _several(one: Callable[[KernelState, random.Random], Schedule]) -> Draw:
@@ -336,7 +311,7 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {
         "the kind's own choices and their neighbours, what is expected to be fast more often",
         _of_near_prior,
     ),
-    "uniform": Sampler("uniform", lambda: _uniform, "all legal schedules, each as likely", _of_uniform),
+    UNIFORM: Sampler(UNIFORM, lambda: _uniform, "all legal schedules, each as likely", _of_uniform),
     "random": Sampler("random", lambda: _searching("random"), "what `--search random` would measure next"),
     "prior": Sampler("prior", lambda: _searching("prior"), "what `--search prior` would measure next", _certain),
     "mcts": Sampler("mcts", lambda: _searching("mcts"), "what `--search mcts` would measure next"),

@@ -11,14 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kcg.campaign.samplers import UNKNOWN, Chance, KernelState, chance, sampler
+from kcg.campaign.samplers import KernelState, chance, sampler
+from kcg.dataset.choices import HAND_CODED
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import CountsUops, Space, baseline_of, own_kind
+from kcg.kernel.kinds import LONG_UOPS, CountsUops, Space, baseline_of, own_kind
 from kcg.kernel.kinds import space_of as fresh_space_of
 from kcg.predictor.choice import AUTO, deferred
 from kcg.predictor.cost import guiding
 from kcg.predictor.interface import judge_of
 from kcg.predictor.roofline import Roofline
+from kcg.search.uniform import CERTAIN, SLOWEST_S, UNKNOWN, Chance
 from kcg.search.workers import FromItsStart
 from kcg.types import Region, Schedule, Target
 
@@ -57,18 +59,12 @@ def key_of(space: Space, schedule: Schedule) -> str | None:
         return None
 
 
-SLOWEST_S = 2.0
-"""Schedules that the analytic model expects to take longer are not drawn: one of them costs as much as a hundred."""
-
-LONG_UOPS = 1200
 LONG_SHARE = 1 / 3
-"""Of the random schedules whose code is longer than that, so many are drawn: of the H200's first 24,000 rows they
-were a quarter, and seven tenths of all compiling. Searches and what is near the best are never thinned."""
+"""Of the random schedules whose code is longer than `LONG_UOPS`, so many are drawn. Searches and what is near the best
+are never thinned."""
 
 THINNED = ("walk:", "greedy:", "random")
-HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 BEGINNING = {True: "raw", False: "start"}  # of where the space begins: of the kind of tinygrad's own choice, or another
-ALWAYS = Chance("", 1.0)
 REST = "rest"  # the same of what no sampler finds, in a small space
 SPACES_KEPT = 8
 
@@ -164,7 +160,7 @@ def draw(job: DrawJob) -> Drawn:
     waiting = {key for key, k in known.items() if k.waits}
     drawing = _Drawing(job, KernelState(space, guide, times, schedules, waiting))
     drawing.add_baseline(baseline)
-    drawing.add(begins, BEGINNING[baseline.kind == begins.kind], chance=ALWAYS)
+    drawing.add(begins, BEGINNING[baseline.kind == begins.kind], chance=CERTAIN)
     fixed = len(drawing.batch)
     drawing.assign()
     while len(drawing.batch) == fixed and (open_ := drawing.open()):
@@ -243,7 +239,7 @@ class _Drawing:
         key = key_of(self.state.space, schedule) or schedule.id
         if self.left <= 0 or key in self.taken or any(known.schedule == schedule for known in self.job.known):
             return
-        self._take(Choice(schedule, HAND_CODED, key, ALWAYS.pool, ALWAYS.probability))
+        self._take(Choice(schedule, HAND_CODED, key, CERTAIN.pool, CERTAIN.probability))
 
     def add(self, schedule: Schedule, who: str, rng: random.Random | None = None, *, chance: Chance = UNKNOWN) -> bool:
         """Take a schedule into the batch; whether it is a new one. With `rng` a long random one may be left out, and is

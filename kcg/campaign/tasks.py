@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kcg.campaign.sampling import HAND_CODED, Choice, DrawJob, Drawn, Known, draw
+from kcg.campaign.sampling import Choice, DrawJob, Drawn, Known, draw
 from kcg.campaign.settings import CampaignSettings
+from kcg.dataset.choices import HAND_CODED
 from kcg.dataset.journal import Journal
 from kcg.errors import UsageError
 from kcg.kernel.chain import Chain

@@ -1,4 +1,4 @@
-"""kcg dataset generate | retime | capture | stats | export | card | verify | merge | push | pull"""
+"""kcg dataset generate | retime | capture | stats | export | card | verify | merge | add | push | pull"""
 
 from __future__ import annotations
 
@@ -497,6 +497,26 @@ def merge(
     waiting, nbytes = merge_programs(journals, out)
     beside = f", and beside it {counted(waiting, 'compiled schedule')} ({nbytes / 1e6:.1f} MB)" if waiting else ""
     typer.echo(f"{out}: {rows} rows{beside}")
+
+
+@app.command(epilog=examples("kcg dataset add kcg-out --out all.sqlite"))
+def add(
+    folders: Annotated[list[Path], typer.Argument(metavar="RESULT_FOLDER", help="those of runs of kcg optimize")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the dataset's journal; an existing one is added to")],
+    dirty: Annotated[
+        bool, typer.Option("--dirty", help="also runs by code that was changed or whose revision is not known")
+    ] = False,
+) -> None:
+    """Add what runs of kcg optimize measured, and their jobs. What is there already is not added again."""
+    from kcg.dataset.export import add as add_now
+    from kcg.measure.lock import lock_journal
+
+    with lock_journal(out):
+        added = add_now(folders, out, dirty=dirty)
+    typer.echo(
+        f"{out}: {counted(added.rows, 'new row')}, of them {added.chosen} chosen and {added.uniform} drawn uniformly; "
+        f"{counted(added.jobs, 'new job')}"
+    )
 
 
 @app.command(epilog=examples("kcg dataset push FOLDER OWNER/NAME --private"))

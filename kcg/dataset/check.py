@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kcg.dataset.columns import BESIDE, SPLIT_COLUMNS, split_values
+from kcg.dataset.columns import SPLIT_COLUMNS, split_values
 from kcg.dataset.export import Export, read_export
 from kcg.dataset.journal import ROW_ERRORS, Record, identity_of
 from kcg.errors import CodecError, DataError, ScheduleError
@@ -147,7 +147,7 @@ def _check_beside(export: Export, problems: _Problems) -> None:
     def read() -> tuple[dict[str, list[Any]], dict[str, list[Any]]] | None:
         if (stored := export.stored()) is None:
             return None
-        made = export.table(None, [*BESIDE, "status"])
+        made = export.table(None, stored.column_names)
         return stored.to_pydict(), {
             name: made[name].cast(_plain(made[name].type)).to_pylist() for name in made.column_names
         }
@@ -158,7 +158,7 @@ def _check_beside(export: Export, problems: _Problems) -> None:
     if (found := problems.reading("unreadable", read)) is None:
         return
     stored, made = found
-    for name in BESIDE:
+    for name in (name for name in stored if name != "status"):
         for row, (value, right, status) in enumerate(zip(stored[name], made[name], made["status"], strict=True)):
             wanted = None if name == "median_s" and status != Status.OK else right
             if not _same(value, wanted):

@@ -28,8 +28,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from kcg.dataset.choices import at_least_s, weight_of
 from kcg.dataset.journal import Chosen, Record, launch_from_json, status_and_reason, variables_from_json
-from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits
+from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits, part_of_row
 from kcg.errors import CodecError, DataError
 from kcg.provenance import provenance
 from kcg.types import CacheState, Kernel, Measurement, Schedule, Status, Workload, canonical_json
@@ -79,6 +80,9 @@ BESIDE = (*SPLIT_PARTS, "median_s", "n_samples")
 CHOICE = ("pool", "scores", "probability")
 """Columns of measurements that say why a row was chosen (`kcg.dataset.journal.Chosen`), which are there where some row
 has one of them; null where nobody told."""
+
+OF_CHOICE = ("weight", "at_least_s")
+"""Columns that follow from those and from how a row ended (`kcg.dataset.choices`); they are there where those are."""
 
 FIRST = ("region_id", *SPLIT_PARTS, "status", "median_s", "n_samples", "schedule_body")
 """The first columns of measurements as they are stored: what a viewer shows without scrolling."""
@@ -179,7 +183,9 @@ def stored_schema(constants: Mapping[str, Any], *, with_choices: bool = False) -
     fields = {f.name: f for f in measurements_schema() if f.name not in constants}
     fields |= {name: pa.field(name, pa.string()) for name in SPLIT_PARTS}
     fields |= {"median_s": pa.field("median_s", pa.float32()), "n_samples": pa.field("n_samples", pa.int32())}
-    fields |= {name: pa.field(name, kind) for name, kind in choice_types().items()} if with_choices else {}
+    if with_choices:
+        fields |= {name: pa.field(name, kind) for name, kind in choice_types().items()}
+        fields |= {name: pa.field(name, pa.float32()) for name in OF_CHOICE}
     names = [*FIRST, *(name for name in fields if name not in FIRST)]
     metadata = METADATA | ({CONSTANTS: canonical_json(dict(constants))} if constants else {})
     return pa.schema([fields[name] for name in names], metadata=metadata)
@@ -302,7 +308,8 @@ class MeasurementColumns:
                 timed.append(timing)
             why = record.chosen
             chosen = (why.pool or None, why.scores or None, why.probability)
-            rows.append((*_row(record, known[timing]), *self._beside(m), *chosen))
+            follows = (weight_of(why.pool, why.probability), at_least_s(m.status, m.reason))
+            rows.append((*_row(record, known[timing]), *self._beside(record), *chosen, *follows))
             if len(timed) == BLOCK:
                 self._gather(timed)
             if len(rows) == BLOCK:
@@ -318,16 +325,18 @@ class MeasurementColumns:
         whole = pa.concat_tables(self._gathered, promote_options="default")  # a reading that came later was null before
         return schema, pa.Table.from_arrays([whole[name] for name in schema.names], schema=schema)
 
-    def _beside(self, m: Measurement) -> tuple[Any, ...]:
+    def _beside(self, record: Record) -> tuple[Any, ...]:
         """The values of `BESIDE`."""
+        m = record.measurement
         median_s = m.median_s if m.status == Status.OK else None  # a failure has no time
-        return (*self.parts.get(m.region_id, (None,) * len(SPLITS)), median_s, len(m.samples_s))
+        parts = self.parts.get(m.region_id, (None,) * len(SPLITS))
+        return (*(part_of_row(part, record.chosen.pool) for part in parts), median_s, len(m.samples_s))
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Any:
         import pyarrow as pa
 
         schema = stored_schema(self.constants, with_choices=self.with_choices)
-        names = [*measurements_schema().names, *BESIDE, *CHOICE]
+        names = [*measurements_schema().names, *BESIDE, *CHOICE, *OF_CHOICE]
         columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
         rows.clear()
         return pa.Table.from_arrays([pa.array(columns[f.name], type=f.type) for f in schema], schema=schema)

@@ -13,11 +13,13 @@ import contextlib
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kcg.dataset.choices import HAND_CODED, UNTOLD, is_chosen, is_uniform
 from kcg.dataset.columns import (
     KEPT,
     TIMINGS,
@@ -30,7 +32,7 @@ from kcg.dataset.columns import (
     stored_schema,
     write_parquet,
 )
-from kcg.dataset.journal import Doubt, Journal, values_of, wiring_json
+from kcg.dataset.journal import Chosen, Doubt, Journal, Record, values_of, wiring_json
 from kcg.dataset.reading import (
     CHECKSUMS,
     DOUBTS,
@@ -43,12 +45,12 @@ from kcg.dataset.reading import (
     read_export,
 )
 from kcg.dataset.schema import disk_full
-from kcg.errors import MismatchError, UsageError
+from kcg.errors import JournalError, MismatchError, UsageError
 from kcg.files import is_disk_full, read_limited, sha256_of, sync
 from kcg.kernel.symbolic import seen_by
-from kcg.types import canonical_json
+from kcg.types import Job, canonical_json
 
-__all__ = ["CHECKSUMS", "FILES", "OPTIONAL_FILES", "Export", "export", "merge", "read_export"]
+__all__ = ["CHECKSUMS", "FILES", "OPTIONAL_FILES", "Export", "add", "export", "merge", "read_export"]
 
 
 def export(
@@ -141,6 +143,69 @@ def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = F
         with contextlib.suppress(OSError):  # the folder is a file
             for suffix in ("", "-wal", "-shm", "-journal"):
                 part.with_name(part.name + suffix).unlink(missing_ok=True)
+
+
+JOURNAL = "journal.sqlite"  # of a run of `kcg optimize`, in its folder
+
+
+@dataclass(frozen=True)
+class Added:
+    """What journals of runs brought that was not there before."""
+
+    rows: int
+    chosen: int  # of the rows those that a cost or a search chose
+    uniform: int  # and those that were drawn from all legal schedules
+    jobs: int
+
+
+def add(folders: Sequence[Path | str], out: Path | str, *, dirty: bool = False) -> Added:
+    """Takes the journals of runs of `kcg optimize`, by the folders of their results, into a dataset's journal, which is
+    made where it is not there: all that `merge` takes, and the jobs, which say what judging took and what regions save
+    among their neighbours. What is there already is not added again, and each journal is one transaction: after an
+    interruption the same call goes on.
+
+    A row that does not say why it was measured counts as chosen, but for tinygrad's own schedules: runs of before
+    2026-11-29 do not say it. `dirty` allows runs by code that is of no revision (`kcg.provenance`).
+    Raises JournalError where a journal is missing, of a schema without jobs, or cannot be trusted, UsageError for a run
+    by code of no revision. Nothing is added then.
+    """
+    paths = [folder / JOURNAL if (folder := Path(given)).is_dir() else folder for given in folders]
+    for path in paths:
+        _check_run(path, dirty=dirty)
+    pools, jobs = list[str](), 0
+    with Journal.open(out) as joined:
+        for path in paths:
+            with Journal.open(path, read_only=True) as source, source.snapshot(), joined.bulk():
+                pools += [chosen.pool for chosen in _copy(source, joined, _why_of_run)]
+                jobs += _add_jobs(source, joined)
+    return Added(len(pools), sum(map(is_chosen, pools)), sum(map(is_uniform, pools)), jobs)
+
+
+def _check_run(path: Path, *, dirty: bool) -> None:
+    with Journal.open(path, read_only=True) as source:
+        if not source.jobs():
+            what = "it holds no jobs, as campaigns' and those of an older kcg"
+            raise JournalError(f"{path} is no journal of a run of kcg optimize ({what}): merge joins it")
+        if not dirty and any(run.description.get("dirty") is not False for run in source.runs().values()):
+            what = "it is not known, or the tree was changed"
+            raise UsageError(f"{path} has a run by code of no revision ({what}): leave it out, or give --dirty")
+
+
+def _why_of_run(record: Record) -> Chosen:
+    told = record.chosen.pool or record.chosen.probability is not None
+    own = record.measurement.sampler == HAND_CODED
+    return record.chosen if told or own else replace(record.chosen, pool=UNTOLD)
+
+
+def _add_jobs(source: Journal, joined: Journal) -> int:
+    """The jobs of each run behind those of it that are there already: a run only adds to them."""
+    there, seen, new = Counter(job.run_id for job in joined.jobs()), Counter[str](), list[Job]()
+    for job in source.jobs():
+        seen[job.run_id] += 1
+        if seen[job.run_id] > there[job.run_id]:
+            new.append(job)
+    joined.add_jobs(new)
+    return len(new)
 
 
 def _check_inputs(paths: Sequence[Path], *, same_target: bool) -> None:
@@ -242,7 +307,11 @@ def _json_lines(value: Any, depth: int) -> str:
     return "{\n" + ",\n".join(entries) + "\n}"
 
 
-def _copy(source: Journal, joined: Journal) -> None:
+def _copy(
+    source: Journal, joined: Journal, why: Callable[[Record], Chosen] = lambda record: record.chosen
+) -> list[Chosen]:
+    """Copies all but jobs and verdicts; why those rows were measured that are new."""
+    new = list[Chosen]()
     first_seen = source.first_seen()
     for kernel in source.kernels().values():
         joined.add_kernel(kernel, workload=first_seen[kernel.id])
@@ -258,9 +327,11 @@ def _copy(source: Journal, joined: Journal) -> None:
             joined.add_lattice(region_id, *ids, declaration)
     for protocol in source.protocols():
         for r in source.records(protocol, doubtful=True):
-            joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=r.chosen)
+            if joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=(chosen := why(r))):
+                new.append(chosen)
     for doubt in source.doubts():
         joined.add_doubt(doubt)
+    return new
 
 
 def _copy_export(source: Export, joined: Journal) -> None:

@@ -87,7 +87,7 @@ def unix_now_s() -> float:
 class Chosen:
     """Why a schedule was measured, as far as whoever chose it told; what nobody told is empty or None."""
 
-    pool: str = ""  # from what it was drawn, and after a colon how many schedules that has, as `legal:1320000`
+    pool: str = ""  # from what it was drawn, and after a colon how many schedules that has: see `kcg.dataset.choices`
     scores: str = ""  # JSON: what was expected of it, see `Expected`
     probability: float | None = None  # with which one draw of its sampler gives it
 
@@ -544,17 +544,16 @@ class Journal:
         *,
         recorded_unix_s: float | None = None,
         jobs: Sequence[Job] = (),
-        expected: Expected | None = None,
         chosen: Chosen = UNSTATED,
     ) -> bool:
-        """Stores one measurement in one transaction, with `jobs` and why it was made, or at least what was `expected`
-        of it; False where that identity, run and trial are already there."""
+        """Stores one measurement in one transaction, with `jobs` and why it was made; False where that identity, run
+        and trial are already there."""
         recorded = unix_now_s() if recorded_unix_s is None else recorded_unix_s
         values = (identity_of(measurement.key), float(recorded), *measurement_row(measurement))
         with self._transaction():
             self.add_jobs(jobs)
-            scores = chosen.scores or None if expected is None else scores_of(expected)
-            why = (self._generator_of(measurement.toolchain), chosen.pool or None, scores, chosen.probability)
+            version = self._generator_of(measurement.toolchain)
+            why = (version, chosen.pool or None, chosen.scores or None, chosen.probability)
             return self._insert("measurements", (*values, *why))
 
     def add_jobs(self, jobs: Sequence[Job]) -> None:

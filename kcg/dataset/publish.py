@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kcg.dataset.columns import CHOICE, constants_in
+from kcg.dataset.columns import CHOICE, OF_CHOICE, constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
@@ -37,13 +37,14 @@ SAMPLERS = {
     "start": "where a search of tile programs begins: the cheapest by the analytic cost",
     "near": "the fastest measured so far, their last Opts taken back and one to three others instead",
     "near:prior": "the first choices of the analytic cost and their neighbours, what it expects to be fast more often",
-    "uniform": "all legal schedules, each as likely",
+    "uniform": "all legal schedules, each as likely; of a large space of Opts, all lists of at most six steps",
     "random": "legal walks, every step as likely",
     "prior": "the kind's own choices, then what is expected to be fast, best first",
     "mcts": "what a tree search would measure next",
     "rest": "schedules of a small space that no sampler drew, so that a kernel has as many as were wanted, or all",
     "lattice": "every schedule of a declared lattice, for a replay table",
     "retime": "binaries of an earlier run, timed again on another occasion",
+    "final": "what a run found to be fastest, and tinygrad's own, timed again to be judged",
     "stress": "what a run chose, and one of thousands of launches then showed to be wrong",
 }
 """By the name of a sampler, or the part before its colon."""
@@ -101,9 +102,15 @@ COLUMNS = {
         "checked": "the output was compared with a float64 reference on one seed",
         "early_stop": "only the few samples of a search were taken",
         "sampler": "who asked for this schedule",
-        "pool": "from what it was drawn, and how many schedules that has, as `legal:1320000`; null where nobody told",
+        "pool": "from what it was drawn, how many schedules that has, and digits that are equal for equal pools, as "
+        "`legal:1320000` or `candidates:812:1f3a9c02`; null where nobody told",
         "scores": "what was expected of it, as JSON: `predicted_s`, `corrected_s`, `failure_probability`; or null",
         "probability": "with which one draw of its sampler gives it, the propensity; null where nobody can tell",
+        "weight": "what the row weighs in training: 1, or of what a cost or a search chose (its `pool` is another than "
+        "`legal`) the inverse propensity, clipped; such rows are for training only, and in no part where their kernel "
+        "is held out",
+        "at_least_s": "of what took too long and was stopped, the seconds after which it was: a lower bound of inputs, "
+        "checks and launches together",
         "compile_s": "seconds of compiling",
         "run_id": "id of runs.json",
         "trial": "number of the repetition within a run",
@@ -416,7 +423,7 @@ def _files(export: Export) -> Iterator[str]:
             continue
         left_out = set(same.get(name, {}))
         if name == MEASUREMENTS and not export.has_choices():
-            left_out |= set(CHOICE)
+            left_out |= {*CHOICE, *OF_CHOICE}
         yield f"{name}:"
         yield _table(
             ("column", "meaning"),
@@ -506,6 +513,12 @@ def _known_limits(stats: Stats, export: Export) -> Iterator[str]:
             f"- {share(stats.search_rows, stats.rows)} of the rows are search timings (`early_stop`), of {min(few)} to "
             f"{max(few)} samples, one of a hopeless schedule. The fastest of many such is fast by luck, too: gains "
             "here are what to expect, not results."
+        )
+    if stats.chosen_rows:
+        yield (
+            f"- {share(stats.chosen_rows, stats.rows)} of the rows were chosen by a cost or a search, since they were "
+            "expected to be fast. They are for training only, by their `weight`: no split tests on them, and no gain "
+            "here is theirs."
         )
     yield "- A kernel is timed alone, its inputs random and, where `cache_state` is `cold`, no data in the cache."
     yield "- Checked means checked at sampled points, on one seed. It is no proof."

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kcg.dataset.bounds import check_bounds
+from kcg.dataset.choices import at_least_s, weight_of
 from kcg.dataset.columns import (
     BESIDE,
     BLOCK,
     CHOICE,
     CLOCK,
     KEPT,
+    OF_CHOICE,
     READABLE,
     SPLIT_PARTS,
     TEXTS,
@@ -38,6 +40,7 @@ from kcg.dataset.columns import (
     values_of,
 )
 from kcg.dataset.journal import ROW_ERRORS, Doubt, Record, Run, record_from_json, region_from_json, status_and_reason
+from kcg.dataset.splits import part_of_row
 from kcg.errors import DataError
 from kcg.files import read_limited, sha256_of
 from kcg.kernel.symbolic import merged
@@ -134,16 +137,17 @@ class Export:
         return {row["id"]: {str(name) for name in row["workloads"] or ()} for row in rows}
 
     def stored(self) -> Any | None:
-        """`BESIDE` as `measurements.parquet` holds it, with `status`, as a `pyarrow.Table`; None in schema 2, which had
-        none of it. `table` makes the same anew from the other files, and is what kcg itself trains on."""
+        """`BESIDE`, and `OF_CHOICE` where it has them, as `measurements.parquet` holds them, with `status`, as a
+        `pyarrow.Table`; None in schema 2, which had none of it. `table` makes the same anew from the other files, and
+        is what kcg itself trains on."""
         import pyarrow as pa
 
-        names = [*BESIDE, "status"]
         with self._opened(MEASUREMENTS, measurements_schema()) as file:
             if _version_of(file) == READABLE[0]:
                 return None
+            names = [*BESIDE, *(name for name in OF_CHOICE if name in file.schema_arrow.names), "status"]
             table = file.read(columns=names)
-            wanted = pa.schema([stored_schema({}).field(name) for name in names])
+            wanted = pa.schema([stored_schema({}, with_choices=True).field(name) for name in names])
             return table.select(names).cast(wanted)
 
     def has_choices(self) -> bool:
@@ -156,21 +160,23 @@ class Export:
 
         It has the columns of measurements and of timings (see `kcg.dataset.columns`), joined, and `BESIDE`, made from
         the other files: the parts of the splits, the number of samples, and `median_s`, the median of the samples in
-        seconds, NaN where there are none. Of these those in `columns`, all where it is None. Texts are dictionaries.
-        Raises DataError where a row has no timing or a time is none; what else could be wrong with a row only
-        `records` looks at.
+        seconds, NaN where there are none; and `OF_CHOICE`. Of these those in `columns`, all where it is None. Texts are
+        dictionaries. Raises DataError where a row has no timing or a time is none; what else could be wrong with a row
+        only `records` looks at.
         """
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
         wanted = {"protocol", "timing", "region_id", *(columns or ())}
-        wanted |= {"status", "reason"} if wanted & {"status", "reason"} else set()
+        wanted |= {"status", "reason"} if wanted & {"status", "reason", *OF_CHOICE} else set()
+        wanted |= {"pool", "probability"} if wanted & {*SPLIT_PARTS, *OF_CHOICE} else set()
         own = [n for n in (*measurements_schema().names, *CHOICE) if columns is None or n in wanted]
         timings = self._timings(valid=True)
         empty = timings_schema([n.removeprefix(CLOCK) for n in timings.column_names if n.startswith(CLOCK)])
         batches = list(self._batches(MEASUREMENTS, own, valid=True))
-        table = pa.Table.from_batches(batches).unify_dictionaries() if batches else measurements_schema().empty_table()
+        none = pa.schema([*measurements_schema(), *choice_types().items()]).empty_table()
+        table = pa.Table.from_batches(batches).unify_dictionaries() if batches else none
         index = table["timing"].combine_chunks()
         if index.null_count or (len(index) and not 0 <= pc.min(index).as_py() <= pc.max(index).as_py() < len(timings)):
             raise DataError(f"{self.folder / MEASUREMENTS}: a row has no timing in {TIMINGS}: export again")
@@ -188,6 +194,8 @@ class Export:
                 table = table.append_column(name, timings[name].take(table["timing"]))
         if columns is None or wanted & set(SPLIT_PARTS):
             table = self._with_parts(table)
+        if columns is None or wanted & set(OF_CHOICE):
+            table = _with_weights(table)
         return table if columns is None else table.select(list(columns))
 
     def _with_parts(self, table: Any) -> Any:
@@ -200,8 +208,10 @@ class Export:
             "workloads.json", "regions", lambda found: parts_of_regions({r["id"]: r for r in rows}, found), regions
         )
         of_rows = [parts.get(region, (None,) * len(SPLIT_PARTS)) for region in table["region_id"].to_pylist()]
+        pools = [pool or "" for pool in table["pool"].to_pylist()]
         for i, name in enumerate(SPLIT_PARTS):
-            table = table.append_column(name, pa.array([row[i] for row in of_rows], pa.string()))
+            of_split = [part_of_row(row[i], pool) for row, pool in zip(of_rows, pools, strict=True)]
+            table = table.append_column(name, pa.array(of_split, pa.string()))
         return table
 
     def kernels_table(self, columns: Sequence[str] | None = None) -> Any:
@@ -374,6 +384,19 @@ def read_export(folder: Path | str) -> Export:
         if sha256_of(folder / name) != checksums[name]:
             raise DataError(f"{folder / name} does not agree with {CHECKSUMS}: export or download it again")
     return Export(folder, checksums)
+
+
+def _with_weights(table: Any) -> Any:
+    """A table of measurements with `OF_CHOICE`."""
+    import pyarrow as pa
+
+    why = zip(table["pool"].to_pylist(), table["probability"].to_pylist(), strict=True)
+    ended = zip(table["status"].to_pylist(), table["reason"].to_pylist(), strict=True)
+    weights = [weight_of(pool or "", probability) for pool, probability in why]
+    bounds = [at_least_s(status, reason or "") for status, reason in ended]
+    for name, values in zip(OF_CHOICE, (weights, bounds), strict=True):
+        table = table.append_column(name, pa.array(values, pa.float32()))
+    return table
 
 
 def _in_todays_words(table: Any) -> Any:

@@ -5,6 +5,8 @@
 - `kernel`: 80 / 10 / 10 % of the kernels, by a hash of their ids.
 - `twin`: 80 / 10 / 10 % of the twin classes (kernels that differ in sizes only, see `kcg.kernel.analysis`).
 
+What a cost or a search chose is for training only: such a row of a kernel that is held out is in no part.
+
 A kernel is in exactly one part of each. Everything goes by seeded hashes of names and ids, so that kernels and families
 that join a dataset later move no kernel that was there, unless a workload that joins has that kernel too.
 """
@@ -16,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kcg.dataset.choices import is_chosen
 from kcg.kernel.analysis import shape_class
 from kcg.types import Kernel, Workload
 
@@ -59,6 +62,11 @@ def make_splits(kernels: Mapping[str, Kernel], workloads: Iterable[Workload], *,
         "twin": {k: _part_of_hash("twin", shape_classes[k], seed) for k in kernels},
     }
     return {name: Split(name, parts[name], _in_training(parts[name], shape_classes)) for name in SPLITS}
+
+
+def part_of_row(part: str | None, pool: str) -> str | None:
+    """The part of a row whose region is in `part`, by what it was chosen from."""
+    return None if is_chosen(pool) and part != TRAIN else part
 
 
 def families_of(workloads: Iterable[Workload]) -> dict[str, str]:

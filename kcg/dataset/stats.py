@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kcg.dataset.choices import HAND_CODED, is_chosen
 from kcg.dataset.job_use import RunUse
 from kcg.dataset.journal import Doubt, Record
 from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
@@ -29,7 +30,6 @@ __all__ = ["ActionStats", "FamilyStats", "PartStats", "Source", "Stats", "Worklo
 
 NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
 MOST_REASONS = 8  # of each status
-HAND_CODED = "hand-coded"  # the sampler of tinygrad's own choice
 BINS_A_DECADE = 8  # of the histogram of runtimes
 QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 DTYPES = ("float8_e4m3", "float8_e5m2", "bfloat16", "float16", "float32", "float64")  # narrow ones first
@@ -98,6 +98,7 @@ class Stats:
     doubtful_rows: int  # of a run that is not to be trusted at that time; an export has left them out
     doubts: Mapping[str, int]  # rows by why they are doubtful
     ok_rows: int
+    chosen_rows: int  # that a cost or a search chose: they are for training only, and in no gain
     search_rows: int  # of the few samples of a search (`early_stop`)
     kernels: int
     regions_measured: int
@@ -143,7 +144,7 @@ def stats(source: Source) -> Stats:
     rows: dict[str, Counter[bool]] = defaultdict(Counter)  # by region and whether they are ok
     unjudged: Counter[str] = Counter()  # rows by region
     times: dict[str, list[float]] = defaultdict(list)
-    medians, searched = array("d"), 0
+    medians, searched, chosen_rows = array("d"), 0, 0
     schedules, speed, repeats = _Schedules(), _Speedups(), Repeats()
     for protocol in source.protocols():
         for record in source.records(protocol):
@@ -152,6 +153,7 @@ def stats(source: Source) -> Stats:
             statuses[m.sampler, str(m.status)] += 1
             protocols[protocol] += 1
             searched += m.early_stop
+            chosen_rows += (chosen := is_chosen(record.chosen.pool))
             rows[m.region_id][ok] += 1
             if ok:
                 medians.append(m.median_s)
@@ -163,7 +165,8 @@ def stats(source: Source) -> Stats:
                 unjudged[m.region_id] += m.status == Status.UNJUDGED
             times[m.run_id].append(at)
             schedules.add(m)
-            speed.add(m)
+            if not chosen:
+                speed.add(m)
     kernels, workloads = source.kernels(), source.workloads()
     totals = {region: counts.total() for region, counts in rows.items()}
     by_status, by_sampler, each = Counter[str](), Counter[str](), defaultdict[str, Counter[str]](Counter)
@@ -181,6 +184,7 @@ def stats(source: Source) -> Stats:
         doubtful_rows=doubts.total(),
         doubts=_most_first(doubts),
         ok_rows=len(medians),
+        chosen_rows=chosen_rows,
         search_rows=searched,
         kernels=len(kernels),
         regions_measured=len(rows),
@@ -445,6 +449,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
     yield "target", "; ".join(stats.targets.values()) or "none"
     unjudged = f" and {stats.unjudged_rows:,} unjudged" if stats.unjudged_rows else ""
     yield "rows", f"{stats.rows:,}, of them {stats.ok_rows:,} ok{unjudged}" + (f"; {protocols}" if protocols else "")
+    if stats.chosen_rows:
+        yield "chosen", f"{stats.chosen_rows:,} rows, by a cost or a search: for training only, and in no gain"
     if stats.doubts:
         yield "doubtful", f"{stats.doubtful_rows:,} rows more, which count nowhere: {reasons_of_doubt(stats)}"
     yield (

@@ -185,6 +185,25 @@ class DrawsUniformly(Protocol):
         """About how many legal programs there are, the same in every process."""
 
 
+def programs_of(space: StepSpace, *, most: int) -> list[Schedule]:
+    """Every schedule that steps lead to, each program once; none where these are more than `most`."""
+    reached = {space.key(one): one for one in (space.start(), space.baseline())}
+    waiting = list(reached.values())
+    for schedule in waiting:
+        for action in space.actions(schedule):
+            if (key := space.key(action.schedule)) not in reached:
+                reached[key] = action.schedule
+                waiting.append(action.schedule)
+        if len(reached) > most:
+            return []
+    return waiting
+
+
+LONG_UOPS: Final = 1200
+"""Random schedules whose code has more micro-operations were a quarter of an H200's first 24,000 rows, and seven tenths
+of all compiling."""
+
+
 @runtime_checkable
 class CountsUops(Protocol):
     """A space that knows how long a program is before it is made."""

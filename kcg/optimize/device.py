@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from kcg.compat.device import choose_device, prepare, visible_gpu
+from kcg.dataset.choices import FOUND, HAND_CODED, UNIFORM, is_uniform
 from kcg.errors import UsageError
 from kcg.judge.stressing import failures_in
 from kcg.kernel.kinds import SeeksStart
@@ -33,11 +34,11 @@ from kcg.optimize import costs
 from kcg.optimize.settings import Settings, check_gpu_count, check_names, search_of, writable_folder
 from kcg.optimize.work import RegionWork
 from kcg.provenance import provenance
-from kcg.types import CacheState, JobOutcome, Measurement, Prediction, Region, Schedule, Status, Variables, Workload
+from kcg.types import CacheState, JobOutcome, Measurement, Region, Schedule, Status, Variables, Workload
 from kcg.unexpected import looking
 
 if TYPE_CHECKING:
-    from kcg.dataset.journal import Expected, Journal
+    from kcg.dataset.journal import Chosen, Journal
     from kcg.judge.interface import Place
     from kcg.kernel.kinds import Space
     from kcg.kernel.lowered import Lowered
@@ -46,12 +47,13 @@ if TYPE_CHECKING:
     from kcg.optimize.hosts import FleetHosts
     from kcg.optimize.job_log import JobLog
     from kcg.optimize.log import RunLog
+    from kcg.search.problem import Expected as Expectation
     from kcg.search.problem import Observation
+    from kcg.search.uniform import Chance
 
 START_TIMEOUT_S = 30.0  # of finding where a space begins
 FIRST_TIMEOUT_S = 60.0  # of that and of compiling what is there
 LEAST_COMPILE_S = 3.0  # of a schedule: most take one
-BASELINE = "hand-coded"  # the sampler of tinygrad's own schedules
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
 
@@ -127,7 +129,7 @@ class Device:
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._spaces: dict[str, Space] = {}  # of regions' baselines
         self._failed: set[tuple[str, Schedule, Status]] = set()
-        self._expected: dict[tuple[str, Schedule], Expected] = {}  # of schedules by the id of their region
+        self._chosen: dict[tuple[str, Schedule], Chosen] = {}  # why schedules are measured, by the id of their region
         self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
         self._lock = threading.Lock()
         self._journal_error: BaseException | None = None
@@ -348,18 +350,27 @@ class Device:
                     if self.hosts is not None and measurement.run_id not in self._runs:
                         self._add_run(self.journal, measurement.run_id, self.hosts.run_facts(measurement.run_id))
                     jobs = self.jobs.take(measurement, self._saving_s(measurement))
-                    place = measurement.region_id, measurement.schedule
-                    expected = self._expected.get(place) if measurement.sampler != JUDGE else None
-                    self.journal.record(measurement, jobs=jobs, expected=expected)
+                    self.journal.record(measurement, jobs=jobs, chosen=self._why(measurement))
             except Exception as error:
                 self._journal_error = self._journal_error or error
+
+    def _why(self, row: Measurement) -> Chosen:
+        """Why a row was measured: what a search said, and else what always comes, or is left of what a search found."""
+        from kcg.dataset.journal import Chosen
+
+        if row.sampler == HAND_CODED:
+            return Chosen(probability=1.0)
+        found = Chosen(FOUND, probability=1.0)
+        if row.sampler == JUDGE or not row.early_stop:
+            return found
+        return self._chosen.get((row.region_id, row.schedule), found)
 
     def _saving_s(self, row: Measurement) -> float | None:
         """What a schedule of a search saves, once tinygrad's own was timed: that is kept here."""
         if row.status != Status.OK or not row.early_stop or row.cache_state != CacheState.COLD:
             return None
         place = row.region_id, row.variables
-        if row.sampler == BASELINE:
+        if row.sampler == HAND_CODED:
             self._own_s[place] = row.median_s
         return self._own_s[place] - row.median_s if place in self._own_s else None
 
@@ -540,7 +551,7 @@ class Device:
             if why := self.failed_under_stress.get((row.region_id, row.binary_hash, row.variables)):
                 row = replace(row, status=Status.WRONG, samples_s=(), reason=why)  # whatever it was in the search
             work = by_region.get((row.region_id, row.variables))
-            if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == BASELINE):
+            if row.status in PASSING or (row.status == Status.TIMEOUT and row.sampler == HAND_CODED):
                 continue  # says little of the schedule: it is measured again
             if traits_of(row.schedule).tf32 and not self._settings.allow_tf32:
                 continue
@@ -571,30 +582,43 @@ class Device:
         """Measure a batch of one region, by default for the search of the settings, else on the first device. Nothing
         is surprisingly fast that takes about `known_s`: by default the best time of the region."""
         search = self._settings.search
-        wanted = [(work, schedule, sampler or search_of(search, schedule.kind)) for schedule in batch]
+        wanted = [
+            (work, schedule, sampler or self._drawn_by(work, schedule) or search_of(search, schedule.kind))
+            for schedule in batch
+        ]
         return self._measure(wanted, stop_above_s=stop_above_s, known_s=known_s, by_first=bool(sampler))
 
-    def expects(self, work: RegionWork, expected: Mapping[Schedule, tuple[Prediction, Prediction | None]]) -> None:
-        """Have the journal hold what is expected of schedules of a region beside what measuring them will show: as
-        predicted, and as corrected where the predictor learns. Say it before they are measured."""
-        from kcg.dataset.journal import Expected
+    def choose(self, work: RegionWork, why: Mapping[Schedule, tuple[Expectation | None, Chance]]) -> None:
+        """Have the journal hold why schedules of a region are measured beside what measuring them will show: what is
+        expected of each, as predicted, and as corrected where the predictor learns, and from what it was chosen. Say it
+        before they are measured."""
+        from kcg.dataset.journal import Chosen, Expected, scores_of
 
-        with self._lock:
-            for schedule, (predicted, corrected) in expected.items():
+        for schedule, (expectation, chance) in why.items():
+            scores = ""
+            if expectation is not None:
+                predicted, corrected = expectation
                 seconds = predicted.runtime_s, None if corrected is None else corrected.runtime_s
                 if all(one is None or math.isfinite(one) for one in (*seconds, predicted.failure_probability)):
-                    place = work.call.region.id, schedule
-                    self._expected[place] = Expected(*seconds, predicted.failure_probability)
+                    scores = scores_of(Expected(*seconds, predicted.failure_probability))
+            with self._lock:
+                place = work.call.region.id, schedule
+                self._chosen[place] = Chosen(chance.pool, scores, chance.probability)
+
+    def _drawn_by(self, work: RegionWork, schedule: Schedule) -> str:
+        """The sampler of what no search chose; empty of all else."""
+        why = self._chosen.get((work.call.region.id, schedule))
+        return UNIFORM if why is not None and is_uniform(why.pool) else ""
 
     def measure_baselines(self, works: Sequence[RegionWork]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of each region."""
-        return self._measure([(work, work.space.baseline(), BASELINE) for work in works], by_first=True)
+        return self._measure([(work, work.space.baseline(), HAND_CODED) for work in works], by_first=True)
 
     def measure_with_baseline(self, work: RegionWork, others: Sequence[Schedule]) -> list[Future[Observation]]:
         """Measure tinygrad's own schedule of a region and others of it one after the other: on a GPU its inputs are
         made once."""
         search, own = self._settings.search, work.space.baseline()
-        wanted = [(work, own, BASELINE), *((work, one, search_of(search, one.kind)) for one in others)]
+        wanted = [(work, own, HAND_CODED), *((work, one, search_of(search, one.kind)) for one in others)]
         return self._measure(wanted, by_first=True, together=True)
 
     def _measure(
@@ -618,8 +642,8 @@ class Device:
                 careful=not (work.proposed and schedule.kind == work.kind),
                 stop_above_s=None if stop_above_s is None else scale * stop_above_s,
                 best_s=scale * (known_s or work.best_s) or None,
-                timeout_s=BASELINE_TIMEOUT_S if sampler == BASELINE else None,
-                compile_s=None if sampler == BASELINE else self._compile_s(),
+                timeout_s=BASELINE_TIMEOUT_S if sampler == HAND_CODED else None,
+                compile_s=None if sampler == HAND_CODED else self._compile_s(),
             )
             for work, schedule, sampler in wanted
             for values, scale in zip(work.bindings, work.scales, strict=True)

@@ -22,6 +22,7 @@ from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of
 from kcg.predictor.interface import judge_of
 from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy, Trials
+from kcg.search.uniform import UNKNOWN, Chance, Draws
 from kcg.search.workers import FromItsStart
 from kcg.types import Job, JobKind, JobOutcome, Schedule, Status
 from kcg.unexpected import looking, report
@@ -289,17 +290,19 @@ class _Search:
     def _problem(self, work: RegionWork, predictor: Predictor, index: int) -> Problem:
         """The search problem of one region: its space, this run's predictor, device and ledger."""
 
-        judge = judge_of(predictor, work.space)
-        expected: dict[Schedule, Expected] = {}
+        judge, seed = judge_of(predictor, work.space), f"{self.settings.seed}:{index}"
+        expected, chances = dict[Schedule, Expected](), dict[Schedule, Chance]()
         return Problem(
             space=work.space,
             predict=judge.predict,
-            measure=functools.partial(self._measure, work, expected=expected),
+            measure=functools.partial(self._measure, work, expected=expected, chances=chances),
             ledger=self.ledger,
-            rng=random.Random(f"{self.settings.seed}:{index}"),
+            rng=random.Random(seed),
             known=work.known,
             correct=judge.correct,
             expected=expected,
+            chances=chances,
+            draws=Draws(work.space, judge.predict, seed),
         )
 
     def _measure(
@@ -308,14 +311,15 @@ class _Search:
         batch: Sequence[Schedule],
         *,
         expected: Mapping[Schedule, Expected],
+        chances: Mapping[Schedule, Chance],
         expected_s: float = math.inf,
     ) -> list[Future[Observation]]:
         """Measure schedules, each no longer than tells that it is far behind the best of the region, and keep what was
-        `expected` of each. Nothing is surprisingly fast that takes `expected_s`."""
+        `expected` of each and why it was chosen. Nothing is surprisingly fast that takes `expected_s`."""
         best_s = work.best_s
         known_s = min(best_s, expected_s) if best_s else None
         stop_above_s = HOPELESS * best_s if best_s else None
-        self.device.expects(work, {schedule: expected[schedule] for schedule in batch if schedule in expected})
+        self.device.choose(work, {one: (expected.get(one), chances.get(one, UNKNOWN)) for one in batch})
         futures = self.device.measure(work, batch, stop_above_s=stop_above_s, known_s=known_s)
         for schedule, future in zip(batch, futures, strict=True):
             if (expectation := expected.get(schedule)) is not None:
@@ -346,12 +350,13 @@ class _Search:
 
         space = work.others[kind]
         judge = judge_of(guiding(space, self.guide.predictor), space)
-        expected: dict[Schedule, Expected] = {}
+        expected, chances = dict[Schedule, Expected](), dict[Schedule, Chance]()
         (first,) = judge.predict([space.start()])
         # what was expected is no surprise: it is judged by every rule where it counts, and not here too
-        measure = functools.partial(self._measure, work, expected=expected, expected_s=first.runtime_s)
+        measure = functools.partial(self._measure, work, expected=expected, chances=chances, expected_s=first.runtime_s)
+        searched = FromItsStart(space)
         problem = Problem(
-            space=FromItsStart(space),
+            space=searched,
             predict=judge.predict,
             measure=measure,
             ledger=self.ledger,
@@ -359,6 +364,8 @@ class _Search:
             known=work.seen_of(kind),
             correct=judge.correct,
             expected=expected,
+            chances=chances,
+            draws=Draws(searched, judge.predict, seed),
         )
         return problem, first.runtime_s
 

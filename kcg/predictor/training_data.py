@@ -22,9 +22,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kcg.dataset.choices import UNIFORM, is_chosen
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export, read_export
-from kcg.dataset.splits import PARTS, SPLITS, families_of
+from kcg.dataset.splits import PARTS, SPLITS, TRAIN, families_of
 from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.files import cache_folder, whole
 from kcg.kernel.kinds import Space, space_of
@@ -146,10 +147,12 @@ COLUMNS = (
     "trial",
     "median_s",
     "early_stop",
+    "pool",
+    "weight",
 )
 
 
-POOL = ("raw", "hand-coded", "walk:", "near:", "beam:2/8")
+POOL = ("raw", "hand-coded", "walk:", "near:", "beam:2/8", UNIFORM)
 """Samplers on whose rows rankings are judged. No predictor picked these, and no search that was run for a replay table,
 so that every kernel's pool was drawn alike."""
 
@@ -164,6 +167,8 @@ class TrainingData:
     log_s: Array  # (n,) natural logarithm of the median in seconds, NaN where it failed
     sampler: Array  # (n,) a place in `samplers`
     row: Array  # (n,) its row in the dataset
+    chosen: Array  # (n,) bool: a cost or a search chose it, so that it is for training only
+    weight: Array  # (n,) what it weighs in training, 1 of all that nothing chose
     kernel_x: Array  # (K, len(KERNEL_FEATURES))
     target_x: Array  # (T, len(TARGET_FEATURES))
     target: Array  # (K,) a place in `targets`
@@ -185,21 +190,22 @@ class TrainingData:
         return np.isnan(self.log_s)
 
     def part(self, split: str, part: str) -> Array:
-        """(n,) bool: the rows whose kernel is in this part of a split."""
-        chosen = self.parts[:, SPLITS.index(split)] == PARTS.index(part)
-        return np.asarray(chosen[self.kernel])
+        """(n,) bool: the rows whose kernel is in this part of a split; of chosen rows those of training only."""
+        inside = self.parts[:, SPLITS.index(split)] == PARTS.index(part)
+        return np.asarray(inside[self.kernel] & (~self.chosen | (part == TRAIN)))
 
     def take(self, index: Array) -> TrainingData:
         """Some of the rows; kernels and targets stay."""
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
-        rows = {name: getattr(self, name)[index] for name in ("kernel", "run", "log_s", "sampler", "row")}
+        names = ("kernel", "run", "log_s", "sampler", "row", "chosen", "weight")
+        rows = {name: getattr(self, name)[index] for name in names}
         return replace(self, graphs=self.graphs.take(index), **rows)
 
 
 def evaluation_pool(data: TrainingData) -> Array:
     """(n,) bool: the rows on which rankings are judged."""
     wanted = [i for i, name in enumerate(data.samplers) if name.startswith(POOL)]
-    return np.isin(data.sampler, wanted)
+    return np.isin(data.sampler, wanted) & ~data.chosen
 
 
 def pool_rows(data: TrainingData, split: str, part: str) -> Array:
@@ -234,7 +240,7 @@ def load(
 
 
 def _identity(export: Export, part: tuple[str, str] | None, pool: bool) -> str:
-    whole = [FEATURES_VERSION, NAMES, PROTOCOL, sorted(export.checksums.items())]
+    whole = [FEATURES_VERSION, NAMES, COLUMNS, PROTOCOL, sorted(export.checksums.items())]
     text = json.dumps([*whole, part, pool] if part or pool else whole)
     return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
@@ -249,7 +255,8 @@ def _build(
     if part is not None:
         rows = rows[columns[f"split_{part[0]}"][rows] == part[1]]
     if pool:
-        rows = rows[[str(name).startswith(POOL) for name in columns["sampler"][rows]]]
+        who = zip(columns["sampler"][rows], columns["pool"][rows], strict=True)
+        rows = rows[[str(name).startswith(POOL) and not is_chosen(str(pool)) for name, pool in who]]
     if not len(rows):
         where = f" in the {part[1]} part of the split by {part[0]}" if part else ""
         raise DataError(f"{export.folder} has no rows to train on{where}")
@@ -282,6 +289,8 @@ def _build(
         log_s=np.log(seconds)[applies],
         sampler=sampler[applies],
         row=rows[applies],
+        chosen=np.array([is_chosen(str(pool)) for pool in columns["pool"][rows]], bool)[applies],
+        weight=columns["weight"][rows].astype(np.float64)[applies],
         kernel_x=np.stack([x for _, x, _ in encoded]),
         target_x=np.stack([target_features(targets[t]) for t in fingerprints]),
         target=np.array([fingerprints.index(target) for _, _, target in keys]),

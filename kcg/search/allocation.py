@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol
 
 from kcg.errors import ScheduleError
 from kcg.search.problem import PRIOR_GAIN, Ledger, Measure, Observation, Problem, Strategy
+from kcg.search.uniform import Chance
 from kcg.types import Schedule
 
 # ---- What made a kernel faster is tried on similar kernels, whose axes are alike.
@@ -47,6 +48,7 @@ TRUST: Final = 0.5
 that one of them was not faster here."""
 LEAST_LEAD: Final = 1.02
 """A smaller lead over the own gain is no news."""
+SIMILAR: Final = "similar kernels"  # the pool of what is taken over
 OFFERED: Final = 3
 """Schedules that a kernel has to offer: of those that are about as good here, one may be better there."""
 
@@ -57,6 +59,7 @@ class Hint:
 
     schedule: Schedule
     gain: float  # expected, relative to the kernel's best
+    among: int = 1  # schedules of similar kernels on offer
 
 
 class Transfers(Protocol):
@@ -108,7 +111,7 @@ class Transfer:
                 self._looked_at[theirs] = self.space.transfer(theirs, space)
             schedule = self._looked_at[theirs]
             if schedule is not None and not known(schedule):
-                return Hint(schedule, TRUST * math.exp2(-self.failed) * (1.0 - mine / lead))
+                return Hint(schedule, TRUST * math.exp2(-self.failed) * (1.0 - mine / lead), len(offered))
         return None
 
 
@@ -507,7 +510,8 @@ class Allocator:
         try:
             self._begin_with_similar(entry)
             for observation in entry.strategy(entry.problem):
-                self._took_in(entry, observation)
+                chance = (entry.problem.chances or {}).get(observation.schedule)
+                self._took_in(entry, observation, searched=chance is None or not chance.is_uniform)
         except BaseException as error:  # it belongs to the caller, who waits for this thread
             with self._changed:
                 self._error = self._error or error
@@ -535,6 +539,8 @@ class Allocator:
     def _follow(self, entry: Entry, hint: Hint) -> None:
         """Measure what was good for similar kernels, where its search will find it (`Problem.known`)."""
         assert entry.transfer is not None
+        if entry.problem.chances is not None:
+            entry.problem.chances[hint.schedule] = Chance(f"{SIMILAR}:{hint.among}", 1.0)
         observation = entry.problem.measure([hint.schedule])[0].result()
         entry.problem.known[hint.schedule] = observation
         with self._changed:

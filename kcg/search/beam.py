@@ -207,7 +207,7 @@ def guided_beam(width: int, *, draft: int = 8) -> Strategy:
             seen.update(map(trials.key, level))
             candidates = trials.ranked(trials.within_evaluations(level))
             for part in (candidates[: draft * width], candidates[draft * width :]):
-                yield from trials.measure(part)
+                yield from trials.measure(part, among=candidates)
                 fastest_s = min(map(trials.time_s, candidates), default=math.inf)
                 if fastest_s < record_s - MIN_PROGRESS_S:
                     break
@@ -234,7 +234,7 @@ def full_beam(width: int, *, from_hand_coded: bool = False) -> Strategy:
         binaries: set[str] = set()
         while not trials.out_of_budget:
             level = _level(trials, kept, set())
-            yield from trials.measure(level)
+            yield from trials.measure(level, among=level)
             timed = []
             for schedule in level:
                 observation = trials.observed(schedule)

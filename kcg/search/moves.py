@@ -51,7 +51,7 @@ def fresh(trials: Trials, count: int) -> list[Schedule]:
             misses += 1
     if not found and count > 0:  # nearly all within reach of a walk is measured: list what is left
         return list(itertools.islice(trials.unmeasured(), count))
-    return list(found.values())
+    return list(trials.at_random(list(found.values())))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from typing import Final, Protocol
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import StepSpace
+from kcg.search.uniform import CANDIDATES, CERTAIN, UNKNOWN, Chance, Draws, pool_name
 from kcg.types import Action, Measurement, Prediction, Schedule, Status
+from kcg.unexpected import looking
 
 # ---- What a search strategy sees: a space (`kcg.kernel.kinds`), `predict(batch)`, an asynchronous `measure(batch)`, a
 # budget ledger.
@@ -124,6 +126,10 @@ class Problem:
     learns nothing from measurements."""
     expected: dict[Schedule, Expected] | None = None
     """Where somebody wants to know: what was expected of each schedule, put here before it is measured."""
+    chances: dict[Schedule, Chance] | None = None
+    """Likewise, from what each was chosen, and with which probability."""
+    draws: Draws | None = None
+    """Where some of its measurements are to be drawn uniformly."""
     ask: Callable[[int, float], int] | None = None
     """Where several kernels share a device: called before a batch is measured with its size and the share by which it
     is expected to be faster than the best so far; waits for its turn, and says how many of it may be measured. Where
@@ -185,6 +191,7 @@ class Trials:
         self._fastest_s = math.inf
         self._grouped = 0  # observations that are among them
         self._taken = 0  # of what the problem knows
+        self._at_random: set[str] = set()  # keys of what chance led to, nobody can tell how likely
         self._take_known()
 
     def _take_known(self) -> bool:
@@ -306,10 +313,24 @@ class Trials:
         done = [o for o in self.observations.values() if math.isfinite(o.time_s)]
         return [o.schedule for o in sorted(done, key=lambda o: o.time_s)[:count]]
 
+    def at_random(self, schedules: Sequence[Schedule]) -> Sequence[Schedule]:
+        """The same; that chance led to them, with a probability that nobody can tell, is remembered."""
+        self._at_random.update(map(self.key, schedules))
+        return schedules
+
     def measure(
-        self, schedules: Sequence[Schedule], *, rethink: bool = False, promising: Sequence[Schedule] = ()
+        self,
+        schedules: Sequence[Schedule],
+        *,
+        rethink: bool = False,
+        promising: Sequence[Schedule] = (),
+        among: Sequence[Schedule] | None = None,
     ) -> Iterator[Observation]:
         """Measures those that were not yet, a batch at a time while the budget lasts; yields each as it is made.
+
+        They were chosen `among` others: by default all that was predicted and not measured. One in so many is drawn
+        uniformly in the place of the last of its batch (`Problem.draws`), which comes in the next one, or with
+        `rethink` where the search proposes it again.
 
         Observations come in the order asked for, whichever finished first: a search repeats itself under its seed.
         Where it has to ask, those that are like measured ones come last. Where others measured something while it
@@ -330,8 +351,15 @@ class Trials:
             if count < 1:
                 return
             batch, queue = queue[:count], queue[count:]
+            chances = self._chances(batch, among) if self.problem.chances is not None else {}
+            if (drawn := self._drawn(batch)) is not None:
+                schedule, chances[schedule] = drawn
+                waits = [] if rethink else [one for one in (batch[-1], *queue) if self.key(one) != self.key(schedule)]
+                batch, queue = [*batch[:-1], schedule], waits
             if self.problem.expected is not None:
                 self.problem.expected |= self._expectations(batch)
+            if self.problem.chances is not None:
+                self.problem.chances |= {schedule: chances[schedule] for schedule in batch}
             for schedule, future in zip(batch, self.problem.measure(batch), strict=True):
                 observation = future.result()
                 self.observations[self.key(schedule)] = observation
@@ -352,6 +380,30 @@ class Trials:
         return max(
             (1.0 - p.failure_probability) * expected_improvement(p.log_runtime, p.uncertainty, best_s) for p in expected
         )
+
+    def _drawn(self, batch: Sequence[Schedule]) -> tuple[Schedule, Chance] | None:
+        """What is drawn uniformly in the place of the last of a batch, if it is the turn of that."""
+        draws, asked = self.problem.draws, {self.key(one) for one in batch}
+        if draws is None or not draws.are_due(len(batch)):
+            return None
+        drawn: tuple[Schedule, Chance] | None = None
+        with looking("a schedule drawn uniformly"):
+            drawn = draws.draw(lambda one: self.key(one) in asked or self.key(one) in self.observations)
+            if drawn is not None and self.problem.ledger.may_evaluate:
+                self.predict([drawn[0]])  # what was expected of it is worth knowing
+        return drawn
+
+    def _chances(self, batch: Sequence[Schedule], among: Sequence[Schedule] | None) -> dict[Schedule, Chance]:
+        """From what a batch is chosen; of what chance led to nobody can tell."""
+        keys = set(self._predictions) if among is None else set(map(self.key, among))
+        keys = {key for key in keys if key not in self.observations} | set(map(self.key, batch))
+        chosen = Chance(pool_name(CANDIDATES, keys), 1.0)
+        always = self.key(self.problem.space.baseline())
+
+        def of(key: str) -> Chance:
+            return UNKNOWN if key in self._at_random else CERTAIN if key == always else chosen
+
+        return {one: of(self.key(one)) for one in batch}
 
     def _expectations(self, schedules: Sequence[Schedule]) -> dict[Schedule, Expected]:
         judged = [s for s in schedules if self.key(s) in self._predictions]

@@ -117,7 +117,7 @@ def _unguided(trials: Trials, breeding: _Breeding) -> Iterator[Observation]:
     while not trials.out_of_budget:
         parents = trials.fastest(settings.population)
         made = breeding.offspring(parents, settings.offspring) if parents else []
-        new = {trials.key(s): s for s in made if trials.observed(s) is None}
+        new = {trials.key(s): s for s in trials.at_random(made) if trials.observed(s) is None}
         batch = list(new.values())[: problem.batch_size]
         batch += fresh(trials, problem.batch_size - len(batch))
         if not batch:
@@ -148,7 +148,7 @@ def _climb(trials: Trials, incumbent: Schedule) -> Generator[Observation, None, 
     children = trials.ranked(trials.within_evaluations(trials.children(incumbent)))
     for i in range(0, len(children), trials.problem.batch_size):
         batch = children[i : i + trials.problem.batch_size]
-        yield from trials.measure(batch)
+        yield from trials.measure(batch, among=children)
         fastest = min(batch, key=trials.time_s)
         if trials.time_s(fastest) < trials.time_s(incumbent):
             return fastest
@@ -209,7 +209,7 @@ def annealing(*, settings: AnnealingSettings = AnnealingSettings()) -> Strategy:
                 if not (new := fresh(trials, 1)):
                     return
                 there, idle = ways.of(new[0]), 0
-            yield from trials.measure([there.schedule])
+            yield from trials.measure(trials.at_random([there.schedule]))
             if rng.random() < _acceptance(trials, here, there, cooling.temperature()):
                 here, refused = there, 0
             else:

@@ -31,6 +31,7 @@ from kcg.measure import lifetime
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Expected, Ledger, Observation, Problem, Strategy
 from kcg.search.strategies import strategy
+from kcg.search.uniform import Chance, Draws
 from kcg.types import Region, Schedule, Target
 from kcg.unexpected import place_of
 
@@ -83,6 +84,7 @@ class SearchJob:
     deadline: float | None  # on the clock of the machine (`time.monotonic`)
     start: Schedule | None = None  # of its space, where that takes a while to find
     allow_tf32: bool = False  # see `kcg.kernel.kinds.Kind.space`
+    draws: bool = False  # whether some of its measurements are drawn uniformly
 
 
 class SearchWorkers:
@@ -162,6 +164,7 @@ class SearchWorkers:
                 problem.ledger.deadline,
                 start,
                 self.allow_tf32,
+                problem.draws is not None,
             )
             try:
                 yield from child.search(job, problem)
@@ -211,9 +214,11 @@ class _Worker:
                 over = granted < 1 and problem.ledger.exhausted
                 self.tell(ANSWER, key, (granted, over, problem.ledger.deadline, news))
             elif kind == MEASURE:
-                schedules, expectations = value
+                schedules, expectations, chances = value
                 if problem.expected is not None:
                     problem.expected |= expectations
+                if problem.chances is not None:
+                    problem.chances |= chances
                 futures = problem.measure(schedules)
                 observations = [future.result() for future in futures]
                 problem.known.update((o.schedule, o) for o in observations)
@@ -267,6 +272,7 @@ class _Search:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.reported = 0  # evaluations that the parent knows of
         self.expected: dict[Schedule, Expected] = {}
+        self.chances: dict[Schedule, Chance] = {}
         self.ledger = _Granted(deadline=job.deadline)
 
     def run(self) -> None:
@@ -279,8 +285,9 @@ class _Search:
             if (start := job.start) is not None and isinstance(space, SeeksStart):
                 space.begin_at(lambda: start)
             judge = judge_of(guiding(space, _predictor(job.predictor, job.target)), space)
+            searched = space if job.kind == own_kind(job.region) else FromItsStart(space)
             self.problem = Problem(
-                space=space if job.kind == own_kind(job.region) else FromItsStart(space),
+                space=searched,
                 predict=judge.predict,
                 measure=self.measure,
                 ledger=self.ledger,
@@ -291,6 +298,8 @@ class _Search:
                 correct=judge.correct,
                 ask=self.ask,
                 expected=self.expected,
+                chances=self.chances,
+                draws=Draws(searched, judge.predict, job.seed) if job.draws else None,
             )
             for _ in job.strategies(job.strategy)(self.problem):
                 pass
@@ -307,10 +316,9 @@ class _Search:
         return int(granted)
 
     def measure(self, schedules: Sequence[Schedule]) -> list[Future[Observation]]:
-        self.send(
-            MEASURE,
-            (list(schedules), {s: expectations for s in schedules if (expectations := self.expected.pop(s, None))}),
-        )
+        expected = {one: self.expected.pop(one) for one in schedules if one in self.expected}
+        chances = {one: self.chances.pop(one) for one in schedules if one in self.chances}
+        self.send(MEASURE, (list(schedules), expected, chances))
         futures = []
         observations, self.problem.batch_size = self.inbox.get()
         for observation in observations:

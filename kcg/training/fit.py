@@ -226,8 +226,10 @@ class Fit:
         return {name: float(value) / self.steps_an_epoch for name, value in sums.items()}
 
     def _draw(self, rows: Array, rng: np.random.Generator) -> Array:
-        """Some schedules of one kernel."""
-        most = self.settings.schedules_a_kernel
+        """Some schedules of one kernel; of what was chosen as many as it weighs."""
+        most, weight = self.settings.schedules_a_kernel, self.data.weight[rows]
+        if (weight < weight.max()).any():
+            rows = rows[rng.random(len(rows)) < weight / weight.max()]
         return rows if len(rows) <= most else rng.choice(rows, most, replace=False)
 
     def _truth(self, index: Array) -> Truth:

@@ -37,7 +37,7 @@ LOOK_S: Final = 5.0  # a query that takes longer is ended: a foreign file may ho
 BUSY_S: Final = 2.0
 
 BASELINE, JUDGE = "hand-coded", "final"
-"""The samplers of tinygrad's own schedules and of what is re-timed: `kcg.optimize.device.BASELINE` and
+"""The samplers of tinygrad's own schedules and of what is re-timed: `kcg.dataset.choices.HAND_CODED` and
 `kcg.measure.service.SAMPLER`, which take seconds to import."""
 OWN, TIMED, JUDGED, CHOSEN, DOUBTFUL = "tinygrad's own", "timed", "judged", "chosen", "doubtful"
 

@@ -13,15 +13,17 @@ import pytest
 
 from kcg.campaign.generate import generate_here
 from kcg.campaign.samplers import KernelState, beam_level, beam_winner, sampler
-from kcg.campaign.sampling import HAND_CODED, LONG_SHARE, LONG_UOPS, DrawJob, Known, draw
+from kcg.campaign.sampling import LONG_SHARE, DrawJob, Known, draw
 from kcg.campaign.settings import DEFAULT_MIX, CampaignSettings, parse_mix, parse_shard
 from kcg.campaign.tables import TableTask, replay_table, table_calls
 from kcg.campaign.tasks import Drawing, KernelTask, chosen_specs, distinct_calls
 from kcg.campaign.workers import generate
 from kcg.dataset.__main__ import main as dataset
+from kcg.dataset.choices import HAND_CODED
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError, DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.kinds import LONG_UOPS
 from kcg.kernel.opts.lattice import lattice, prefixes
 from kcg.kernel.opts.schedule import RAW, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace

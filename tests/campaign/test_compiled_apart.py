@@ -18,10 +18,10 @@ import pytest
 
 from kcg.campaign.compiling import CompilesOnly, runs_on
 from kcg.campaign.generate import generate_here, generate_on
-from kcg.campaign.sampling import HAND_CODED
 from kcg.campaign.settings import CampaignSettings, CampaignSummary, Stage, parse_mix
 from kcg.campaign.tasks import REGIONS, kinds_of, with_regions
 from kcg.dataset.__main__ import main as dataset
+from kcg.dataset.choices import HAND_CODED
 from kcg.dataset.export import export, read_export
 from kcg.dataset.journal import Chosen, Journal
 from kcg.dataset.programs import ProgramFile, merge_programs, pack, programs_beside, unpack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -11,7 +12,7 @@ import pytest
 from click import unstyle
 from typer.testing import CliRunner
 
-from kcg.campaign.samplers import SAMPLERS, UNKNOWN, KernelState, chance, sampler
+from kcg.campaign.samplers import SAMPLERS, KernelState, chance, sampler
 from kcg.campaign.sampling import DrawJob, Known, draw
 from kcg.campaign.settings import DEFAULT_MIX, TILE_MIX, parse_mix
 from kcg.dataset.__main__ import app
@@ -19,6 +20,7 @@ from kcg.errors import UnknownName
 from kcg.predictor.cost import KnownCost
 from kcg.predictor.roofline import Roofline
 from kcg.search.strategies import strategy
+from kcg.search.uniform import UNKNOWN
 from kcg.types import Schedule
 from tests.search.test_every_kind import problem
 from tests.small_spaces import KINDS, SM_90, programs, space_named, time_s
@@ -101,8 +103,14 @@ def test_samplers_are_named_with_equal_shares_or_with_their_own() -> None:
     assert all(sampler(name) for name in DEFAULT_MIX)
 
 
-@pytest.mark.parametrize("kind", ["tile", "tile of several kernels"])
-@pytest.mark.parametrize("name", ["near:prior", "near:best", "uniform"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(("near:prior", "near:best", "uniform"), ("tile", "tile of several kernels")),
+        ("uniform", "opts"),
+        ("uniform", "parts"),
+    ],
+)
 def test_the_chance_of_a_draw_is_how_often_it_comes(name: str, kind: str) -> None:
     found = list(programs(kind).items())
     of = state(kind, dict(found[:7]) if name == "near:best" else {})

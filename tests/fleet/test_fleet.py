@@ -24,10 +24,11 @@ from typing import Any
 
 import pytest
 
-from kcg.campaign.sampling import HAND_CODED, DrawJob, Drawn, draw, draw_timed
+from kcg.campaign.sampling import DrawJob, Drawn, draw, draw_timed
 from kcg.campaign.settings import DEFAULT_MIX
 from kcg.campaign.workers import Retiming, retime
 from kcg.dataset.__main__ import main as dataset
+from kcg.dataset.choices import HAND_CODED
 from kcg.dataset.journal import Journal
 from kcg.errors import DeviceError, ExitCode, UsageError
 from kcg.fleet import security, tasks, trust

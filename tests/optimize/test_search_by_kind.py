@@ -13,6 +13,7 @@ from kcg.errors import UsageError
 from kcg.optimize.search import _Search
 from kcg.optimize.settings import check_search, search_of
 from kcg.search.problem import Observation
+from kcg.search.uniform import UNKNOWN, Chance
 from kcg.types import Prediction, Schedule
 
 KINDS = ("opts", "tile", "parts")
@@ -83,12 +84,14 @@ def test_what_its_kind_expected_is_no_surprise_and_what_is_far_faster_is() -> No
 
     log = SimpleNamespace(expect=lambda *what: kept.append(what))
     proposed = list[dict[Schedule, Any]]()
-    device = SimpleNamespace(measure=measure, expects=lambda work, expected: proposed.append(expected))
+    device = SimpleNamespace(measure=measure, choose=lambda work, why: proposed.append(why))
     one: Any = SimpleNamespace(device=device, log=log)
-    expected = {tile: (Prediction(-8.0), None)}
+    expected, other = {tile: (Prediction(-8.0), None)}, Schedule("tile", "[]")
+    chances = {tile: Chance("candidates:7", 1.0)}
     for best_s, expected_s in ((0.01, 4e-4), (3e-4, 4e-4), (0.01, math.inf), (0.0, 4e-4)):
         work: Any = SimpleNamespace(best_s=best_s, call="its call")
-        futures = _Search._measure(one, work, [tile, Schedule("tile", "[]")], expected=expected, expected_s=expected_s)
+        futures = _Search._measure(one, work, [tile, other], expected=expected, chances=chances, expected_s=expected_s)
         assert kept.pop() == ("its call", Prediction(-8.0), None, futures[0]), "and kept, of any kind"
     assert [how["known_s"] for how in asked] == [4e-4, 3e-4, 0.01, None] and kept == []
-    assert proposed == [expected] * 4, "of what nothing is expected nothing is said"
+    why = {tile: (expected[tile], chances[tile]), other: (None, UNKNOWN)}
+    assert proposed == [why] * 4, "of what nothing is expected nothing is said"

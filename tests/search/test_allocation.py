@@ -28,6 +28,7 @@ from kcg.search.allocation import MOST_ALONE, MOST_AT_ONCE, Allocator, Hint, Lim
 from kcg.search.problem import Ledger, Measure, Observation, Problem, expected_improvement
 from kcg.search.replay import ReplayTable, constant_predict, oracle_predict
 from kcg.search.strategies import strategy
+from kcg.search.uniform import Draws
 from kcg.search.workers import FromItsStart, SearchJob, SearchWorkers, _Worker
 from kcg.types import Region, Schedule, ScheduleKind, Status
 from kcg.unexpected import reported_to
@@ -474,6 +475,40 @@ def test_a_search_in_a_process_is_the_one_it_would_be_here(search_workers: Searc
         assert ledger.measurements == 24 and ledger.evaluations > 24
     assert seen[0] == seen[1] and len(seen[0]) == 24
     assert len({space.alike(schedule) for schedule, _ in seen[0]}) == 24
+
+
+def test_a_search_in_a_process_draws_the_same_and_says_why_it_chose(search_workers: SearchWorkers) -> None:
+    region, space = matmul()
+    told = []
+    for how in (strategy("mcts"), search_workers.strategy("mcts", region, place=0, seed="1")):
+        plain = asked(space, Ledger(max_measurements=24))
+        problem = replace(plain, expected={}, chances={}, draws=Draws(space, plain.predict, "1"))
+        seen = [o.schedule for o in how(problem)]
+        assert problem.chances is not None and problem.expected is not None
+        assert problem.chances.keys() == set(seen) and len(seen) == 24
+        drawn = [one for one in seen if problem.chances[one].is_uniform]
+        assert len(drawn) in (1, 2) and all(one in problem.expected for one in drawn)
+        told.append([(one, problem.chances[one]) for one in seen])
+    assert told[0] == told[1]
+
+
+def test_what_is_drawn_does_not_speak_against_a_search() -> None:
+    """Whoever finds nothing faster is asked less and less; a draw says nothing of what a search would find."""
+
+    class Always(Draws):
+        def are_due(self, count: int) -> bool:
+            return True
+
+    barren = []
+    for draws in (True, False):
+        allocator, table = Allocator(Ledger(max_measurements=12), Limits()), synthetic_table()
+        problem = entered(allocator, table, search="random")
+        problem.chances, problem.batch_size = {}, 1
+        problem.draws = Always(problem.space, problem.predict, "0") if draws else None
+        allocator.run()
+        assert any(one.is_uniform for one in problem.chances.values()) == draws
+        barren.append(allocator.entries[0].barren)
+    assert barren[0] == 0 < barren[1]
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kcg.dataset.journal import Doubt, Expected, Journal, Run, expected_from_json
+from kcg.dataset.choices import HAND_CODED
+from kcg.dataset.journal import Chosen, Doubt, Expected, Journal, Run, expected_from_json, scores_of
 from kcg.dataset.schema import SCHEMA_VERSION, sealed
 from kcg.measure.lock import lock_folder
 from kcg.measure.service import SAMPLER
-from kcg.optimize.device import BASELINE as BASELINE_SAMPLER
 from kcg.types import Expectation, Measurement, Schedule, Status
 from kcg.ui import trials
 from kcg.ui.page import render_run
@@ -47,7 +47,7 @@ def texts(page: str) -> str:
 
 
 def test_samplers_are_called_as_those_who_measure_call_them() -> None:
-    assert (BASELINE, JUDGE) == (BASELINE_SAMPLER, SAMPLER)
+    assert (BASELINE, JUDGE) == (HAND_CODED, SAMPLER)
 
 
 def test_a_schedule_is_one_trial_whatever_was_measured_of_it(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_schedule_is_one_trial_whatever_was_measured_of_it(tmp_path: Path) -> 
 def test_what_a_search_expected_is_in_the_journal_before_there_is_a_result(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal.sqlite") as journal:
         fill(journal)
-        journal.record(trial(5), expected=Expected(2e-6, 3e-6, 0.01))
-        journal.record(trial(6), expected=Expected(2e-6, None, 0.01))
+        journal.record(trial(5), chosen=Chosen(scores=scores_of(Expected(2e-6, 3e-6, 0.01))))
+        journal.record(trial(6), chosen=Chosen(scores=scores_of(Expected(2e-6, None, 0.01))))
         looked = Journaled(journal.path).look()
         assert list(journal.measurements(1))[-1] == trial(6), "a measurement is what it was"
     expected = {one.schedule: one.expected_s for one in looked.trials}

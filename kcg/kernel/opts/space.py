@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from kcg.kernel.opts.neighbours import followed, moved, variants
 from kcg.kernel.opts.planner import legal_steps, planner_from, possible_on, try_step
 from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of, then
 from kcg.kernel.opts.traits import traits_of
+from kcg.kernel.opts.uniform import Uniform
 from kcg.kernel.program import Program, program_of_parts
 from kcg.types import Action, Region, Schedule, Target, Variables
 
@@ -145,6 +147,18 @@ class KernelSpace:
             possible = list(possible_on(self.target))
         rng.shuffle(possible)
         return next((child for opt in possible if (child := self.step(schedule, opt)) is not None), None)
+
+    def uniform(self, rng: random.Random) -> Schedule | None:
+        """See `kcg.kernel.opts.uniform`."""
+        return self._uniform.draw(rng)
+
+    def count(self) -> float:
+        """About how many lists of Opts `uniform` draws from."""
+        return self._uniform.count
+
+    @functools.cached_property
+    def _uniform(self) -> Uniform:
+        return Uniform(self)
 
     def step(self, schedule: Schedule, opt: Opt) -> Schedule | None:
         """The schedule after one action of kcg's list, None where it is not legal."""
