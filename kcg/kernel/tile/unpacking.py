@@ -8,8 +8,8 @@ together.
 
 Which numbers are made of which bits is written as for every product with packed weights (`unpack.py`). A turn has all
 numbers that share bytes, of one slot or of several after each other. A thread takes neighbouring bytes apart: what it
-makes of one byte at one choice among its numbers is a piece, and pieces become a slot's block without a move. Words of
-a group's next turn are on their way while it stores the last weights of this one and waits for a slot.
+makes of one byte at one choice among its numbers is a piece, and pieces become a slot's block without a move. A group
+asks for the words of its next turn as soon as this one's weights are stored; the other one unpacks meanwhile.
 """
 
 from __future__ import annotations
