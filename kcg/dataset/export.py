@@ -192,9 +192,9 @@ def _check_run(path: Path, *, dirty: bool) -> None:
 
 
 def _why_of_run(record: Record) -> Chosen:
-    told = record.chosen.pool or record.chosen.probability is not None
+    is_known = record.chosen.pool or record.chosen.probability is not None
     own = record.measurement.sampler == HAND_CODED
-    return record.chosen if told or own else replace(record.chosen, pool=UNTOLD)
+    return record.chosen if is_known or own else replace(record.chosen, pool=UNTOLD)
 
 
 def _add_jobs(source: Journal, joined: Journal) -> int:
