@@ -33,21 +33,18 @@ import numpy as np
 import typer
 
 from evaluation.pytorch import beam_token, comparing
-from evaluation.pytorch.prompts import prompt_row
+from evaluation.pytorch.prompts import OF_CACHE, compiled, prompt_row
 from evaluation.pytorch.timing import CAPTURING, Call, chosen, in_turns, token_s
 from evaluation.rows import Row, Rows, rounded
 from kcg.cli import run_script
 from kcg.errors import DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
-from kcg.kernel.program import Program
 from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.reading.packed import packed_sums
 from kcg.kernel.targets import target_named
-from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.legal import is_legal
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.prior import default_parameters
-from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region, Target
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
 
@@ -55,7 +52,6 @@ OUT = Path(__file__).parents[1] / "results" / "bench_decode.json"
 LEAST_BYTES = 64_000_000  # of packed weights
 INPUTS = 4096
 ROWS_UNIT = 4096
-OF_CACHE = 4.2  # times the L2 cache that copies of the weights are together
 NOMINAL = 3.35e12  # bytes a second of an H100
 OWN_TOKENS = 8  # with tinygrad's own schedules
 CHECKED = 16  # rows
@@ -98,14 +94,6 @@ def programs_of(region: Region, target: Target) -> list[TileParameters]:
         for step in [32 * warps if together else 32]
     ]
     return [p for p in found if is_legal(kernel, target, p)]
-
-
-def compiled(region: Region, target: Target, p: TileParameters) -> Program | None:
-    """A program's machine code; None where it does not compile."""
-    try:
-        return compile_tile(region, schedule_of(p), target)
-    except Exception:  # a program that fails is no contender
-        return None
 
 
 def readers(words: Sequence[Any]) -> dict[str, Call]:

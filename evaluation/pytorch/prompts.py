@@ -115,7 +115,7 @@ def prompt_row(kind: str, target: Target, pool: ProcessPoolExecutor) -> Row:
     of_dense = {**of_product, ROWS * INPUTS: lambda n: wide[n % 2], VECTORS * INPUTS: lambda _: vectors.bfloat16()}
     of_scratch = {nbytes: lambda n: packed[n], ROWS * INPUTS: lambda _: weights}
     found: dict[str, tuple[str, float, int]] = {}
-    best: Call | None = None
+    best: dict[str, Call] = {}
     for name, region, programs, sizes in (
         ("product", product, unpacking(product, target), of_product),
         ("dense", dense, cheapest(dense, target, MOST_DENSE), of_dense),
@@ -124,13 +124,10 @@ def prompt_row(kind: str, target: Target, pool: ProcessPoolExecutor) -> Row:
         calls = _calls(region, target, programs, pool, lambda n, s=sizes, r=region: held(s, r, n), copies)
         words, seconds = chosen(in_turns(calls, copies))
         found[name] = words, seconds, len(calls)
-        best = calls[words] if name == "product" else best
-    assert best is not None
-    calls = _calls(scratch, target, [default_parameters(read_kernel(scratch), target)], pool,
-                   lambda n: held(of_scratch, scratch, n), 1)  # fmt: skip
-    next(iter(calls.values()))(0)
+        best[name] = calls[words]
+    best["scratch"](0)
     out.zero_()
-    best(0)
+    best["product"](0)
     wanted = vectors.float() @ weights.float().T
     far = float((out.float() - wanted).norm() / wanted.norm())
     if not far <= FAR:

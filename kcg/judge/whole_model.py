@@ -262,10 +262,11 @@ def _prepare(
     from kcg.compat.tiny import Context
     from kcg.workloads.registry import spec_of
 
-    once = CapturedOnce(step.run) if step is not None else None
+    once: CapturedOnce | None = None
     # as it will be compared; where there is no compiler for it, what compares says so
     with Context(BEAM=0, NOOPT=0), contextlib.suppress(Exception):
-        if step is not None and once is not None:
+        if step is not None:
+            once = CapturedOnce(step.run)
             calls = once.record(**step.inputs)
         elif (plan := spec_of(workload).plan) is not None:
             calls = plan(preset)

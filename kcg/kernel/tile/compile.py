@@ -152,10 +152,14 @@ def _keep(source: TileSource, launch: TileLaunch, target: Target) -> _Kept:
     device = device_of(target)
     using = assembler() if device.ptx else None
     options = _options(launch, using)
-    made_of = [_CACHE_FORMAT, source.source, launch.entry, launch.signature, options, device.capability]
+    made_of = [source.source, launch.entry, launch.signature, options, device.capability]
+    return _Kept(_key(made_of, using), using, options, device)
+
+
+def _key(made_of: Sequence[Any], using: Assembler | None) -> str:
+    """What is made of these, by the compilers that are here."""
     with_ = using.version if using is not None else ""
-    key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
-    return _Kept(key, using, options, device)
+    return hashlib.sha256(canonical_json([_CACHE_FORMAT, *made_of, triton_version(), with_]).encode()).hexdigest()
 
 
 def compiled_launch(source: TileSource, launch: TileLaunch, target: Target) -> Binary:
@@ -398,9 +402,7 @@ def _read(path: Path) -> Binary | None:
 def _known_at(region: Region, schedule: Schedule, target: Target) -> Path:
     """Where it is kept what a program of these is made of."""
     using = assembler() if device_of(target).ptx else None
-    made_of = [_CACHE_FORMAT, GENERATOR_VERSION, TEXTS, region.id, schedule.body, asdict(target)]
-    with_ = using.version if using is not None else ""
-    key = hashlib.sha256(canonical_json([*made_of, triton_version(), with_]).encode()).hexdigest()
+    key = _key([GENERATOR_VERSION, TEXTS, region.id, schedule.body, asdict(target)], using)
     return cache_folder("tile-programs") / key[:2] / f"{key}.json"
 
 

@@ -11,7 +11,7 @@ from evaluation.rows import Row
 from kcg.kernel.reading.kernel import read_kernel
 from kcg.kernel.targets import target_named
 from kcg.kernel.tile.contraction import unpacks
-from kcg.kernel.tile.parameters import CONTRACTION, PACKED
+from kcg.kernel.tile.parameters import CONTRACTION, PACKED, UNPACKING
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
 from tests.slow import some
 
@@ -69,7 +69,7 @@ def test_programs_of_a_prompts_products_and_what_they_are_compared_with(monkeypa
     contraction = read_kernel(region).contraction
     assert contraction is not None and unpacks(contraction)
     programs = prompts.unpacking(region, TARGET)
-    assert len(programs) > 8 and {p.form for p in programs} == {CONTRACTION}
+    assert len(programs) > 8 and {p.form for p in programs} == {CONTRACTION, UNPACKING}
     scratch = prompts.scratch_region("q4_k")
     others = prompts.cheapest(scratch, TARGET, 8)
     assert len(others) > 4 and {b.size for b in read_kernel(scratch).buffers} == {
