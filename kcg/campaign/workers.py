@@ -37,14 +37,21 @@ from kcg.types import Measurement, Status, Variables
 BATCH = 32
 
 
-def chosen_rows(rows: list[Measurement], share: float) -> list[Measurement]:
+def chosen_rows(rows: list[Measurement], share: float, best: int | None = None) -> list[Measurement]:
     """A share of the distinct binaries with status ok, by a hash: the same ones whenever asked. One row of each, and of
-    each set of values of its kernel's variables."""
+    each set of values of its kernel's variables. With `best`, so many of the fastest of each kernel that are there, the
+    fastest first."""
     found: dict[tuple[str, str, Variables], Measurement] = {}
     for row in rows:
         if row.status == Status.OK and row.early_stop and row.sampler != RETIMED:
             found.setdefault((row.region_id, row.binary_hash, row.variables), row)
-    return [row for (_, binary, _), row in found.items() if _fraction(binary) < share]
+    chosen = [row for (_, binary, _), row in found.items() if _fraction(binary) < share]
+    if best is None:
+        return chosen
+    by_kernel: dict[tuple[str, Variables], list[Measurement]] = defaultdict(list)
+    for row in sorted(chosen, key=lambda row: (row.median_s, row.binary_hash)):
+        by_kernel[row.region_id, row.variables].append(row)
+    return [row for some in by_kernel.values() for row in some[:best]]
 
 
 def _fraction(text: str) -> float:
@@ -60,6 +67,8 @@ class Retiming:
     device: str  # as of `--device`
     command: str = ""  # that asked for it
     budget_s: float | None = None
+    best: int | None = None  # of each kernel, so many of the fastest; None: all of that share
+    trials: int = 1  # of each, in turns with the others of its kernel
 
 
 def retime(retiming: Retiming, *, log: Log) -> CampaignSummary:
@@ -79,10 +88,8 @@ def retime_on(services: Sequence[Measures], retiming: Retiming, *, began: float,
     """As `retime`, on the target of each service, one after the other. `began` is when the time of the budget began, by
     `time.monotonic`. Raises UsageError where the journal has nothing for any of them."""
     path, share = retiming.path, retiming.share
-    deadline = None if retiming.budget_s is None else began + retiming.budget_s
-    facts = {"retime": share}
     with Journal.open(path, create=False) as journal:
-        chosen = [(service, _to_retime(journal, service, share)) for service in services]
+        chosen = [(service, _to_retime(journal, service, retiming)) for service in services]
         if not any(rows for _, (rows, _) in chosen):
             if some := sum(among for _, (_, among) in chosen):
                 raise UsageError(f"{share:.3g} of {some} binaries is none of them: give a larger --share, at most 1")
@@ -90,36 +97,36 @@ def retime_on(services: Sequence[Measures], retiming: Retiming, *, began: float,
                 f"{path} has nothing that was timed on this target with this toolchain: nothing to compare"
             )
         summaries = [
-            _retime(journal, service, rows, facts=facts, command=retiming.command, deadline=deadline, log=log)
-            for service, (rows, _) in chosen
-            if rows
+            _retime(journal, service, rows, retiming, began=began, log=log) for service, (rows, _) in chosen if rows
         ]
     return joined(summaries, time.monotonic() - began)
 
 
-def _to_retime(journal: Journal, service: Measures, share: float) -> tuple[list[Measurement], int]:
+def _to_retime(journal: Journal, service: Measures, retiming: Retiming) -> tuple[list[Measurement], int]:
     """The rows to time again, and how many binaries there are. Those that one of the service's own runs timed are none:
     it would be no other occasion."""
     target, toolchain = service.target, service.toolchain
     known = [row for name in toolchain.fingerprints for row in journal.known(target.fingerprint, name, PROTOCOL)]
     others = [row for row in known if not service.run_facts(row.run_id)]
-    return chosen_rows(others, share), len(chosen_rows(others, 1.0))
+    return chosen_rows(others, retiming.share, retiming.best), len(chosen_rows(others, 1.0))
 
 
 def _retime(
     journal: Journal,
     service: Measures,
     rows: Sequence[Measurement],
+    retiming: Retiming,
     *,
-    facts: dict[str, Any],
-    command: str,
-    deadline: float | None,
+    began: float,
     log: Log,
 ) -> CampaignSummary:
     """Time rows of one target again, and record that with the run of the host that did it."""
+    deadline = None if retiming.budget_s is None else began + retiming.budget_s
     began, regions = time.monotonic(), journal.regions()
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = {"device": service.target.tinygrad_device, **facts, "compile_workers": service.compile_workers}
+    facts: dict[str, Any] = {"device": service.target.tinygrad_device, "retime": retiming.share}
+    facts |= {} if retiming.best is None else {"best": retiming.best, "trials": retiming.trials}
+    facts |= {"compile_workers": service.compile_workers}
     runs: set[str] = set()
     by_kernel: dict[tuple[str, Variables], list[Measurement]] = defaultdict(list)
     for row in rows:
@@ -131,17 +138,20 @@ def _retime(
             row.variables,
             RETIMED,
             in_search=True,
+            careful=retiming.best is not None,
             timeout_s=LONGEST_TIMEOUT_S,
             stop_above_s=STOP_ABOVE * min(r.median_s for r in some),
+            trial=trial,
         )
         for (region_id, _), some in by_kernel.items()
+        for trial in range(retiming.trials)
         for row in some
     ]
 
     def add_run(run_id: str) -> None:
         if run_id not in runs:
             more = service.run_facts(run_id)
-            journal.add_run(Run(run_id, started, command, {**facts, **provenance(), **more}))
+            journal.add_run(Run(run_id, started, retiming.command, {**facts, **provenance(), **more}))
             runs.add(run_id)
 
     def doubt(run_id: str, since_unix_s: float, why: str) -> None:

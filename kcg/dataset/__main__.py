@@ -265,13 +265,18 @@ def retime(
     share: Annotated[
         float, typer.Option(min=0.0, max=1.0, metavar="NUMBER", help="of its binaries: 0.01 is 1 %")
     ] = 0.01,
+    best: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="instead, the fastest of each kernel; --share is 1 then")
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, metavar="N", help="of each, in turns with its kernel's others")] = 1,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 2m; no limit by default")] = None,
     fleet: WhichFleet = None,
     certificates: Certificates = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
-    """Time a part of a journal once more. On another day or machine: `stats` then tells the drift."""
+    """Time a part of a journal once more. On another day or machine: `stats` then tells the drift. The fastest of many
+    are seen too fast: their times in turns say which is."""
     from kcg.cli import parse_budget
     from kcg.optimize.settings import check_certificates
 
@@ -282,9 +287,10 @@ def retime(
     from kcg.measure.lock import lock_journal
     from kcg.optimize.console import progress
 
-    retiming = Retiming(journal, share, device, command_text("dataset"), budget_s)
+    share = share if best is None else 1.0
+    retiming = Retiming(journal, share, device, command_text("dataset"), budget_s, best, trials)
     with lock_journal(journal), progress(quiet=quiet) as shown:
-        shown.phase(f"timing {share:.1%} of {journal} again")
+        shown.phase(f"timing {f'{share:.1%}' if best is None else f'the {best} fastest'} of {journal} again")
         log = _progress_lines(shown)
         if fleet is None:
             summary = retime_here(retiming, log=log)

@@ -34,7 +34,7 @@ from kcg.measure.jobs import (
     TimeJob,
     TimeOutcome,
 )
-from kcg.measure.protocol import MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
+from kcg.measure.protocol import LEAST_LIMIT_S, MIN_SAMPLES, SLOWDOWN_WAITS_S, median, samples_for
 from kcg.measure.verify import FINAL_SEEDS
 from kcg.types import CacheState, Region, Schedule, Target, Toolchain, Variables, Verification
 
@@ -280,7 +280,7 @@ def _with_limit(job: TimeJob, fastest_s: float) -> TimeJob:
     """The job with the stricter of its two limits above which one sample is enough."""
     limits = [] if job.stop_above_s is None else [job.stop_above_s]
     if job.stop_above_best is not None and math.isfinite(fastest_s):
-        limits.append(job.stop_above_best * fastest_s)
+        limits.append(max(job.stop_above_best * fastest_s, LEAST_LIMIT_S))
     return replace(job, stop_above_s=min(limits, default=None))
 
 

@@ -36,6 +36,9 @@ the few above, times that searches told on one NVIDIA H200 strayed by 13 % below
 from one run to the next, and by 0.9 % above: among schedules of short kernels a search chose by chance."""
 CAREFUL_S = 0.05  # less than a tenth of what compiling a candidate takes
 
+LEAST_LIMIT_S = 0.03
+"""What takes less gets its samples however slow it is beside others: three cost little."""
+
 SLOWDOWN_WAITS_S = (0.5, 1.0, 2.0)  # before samples that a slow-down spoiled are taken again
 
 FLUSH_FACTOR = 2.0  # bytes written by a flush, as a multiple of the last-level cache

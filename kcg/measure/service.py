@@ -85,7 +85,7 @@ class Request:
     careful: bool = False  # more of them where the kernel is short
     samples: int | None = None  # so many, whatever the protocol asks
     stop_above_s: float | None = None  # a slower one gets one sample only
-    stop_above_best: float | None = None  # the same as a multiple of the fastest timed just before it
+    stop_above_best: float | None = None  # the same, times the fastest timed just before it; at least `LEAST_LIMIT_S`
     best_s: float | None = None  # the fastest known: what is ten times faster is not believed at once
     cache_state: CacheState = CacheState.COLD
     timeout_s: float | None = None  # of the device; None: the service's
