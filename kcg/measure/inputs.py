@@ -168,6 +168,11 @@ class Exponent:
         held = values.astype(np.int64) & self.kept | self.bits
         return held.astype(values.dtype)
 
+    def words(self, width: int) -> tuple[int, int, int, int]:
+        """Period, place and masks of elements of so many bytes, as a device has them."""
+        every = (1 << 8 * width) - 1
+        return self.period, self.at, self.kept & every, self.bits & every
+
 
 def bound_exponents(values: Array, exponents: Sequence[Exponent], first: int = 0) -> None:
     """Bound those of consecutive elements from `first` on, in place."""
@@ -1234,7 +1239,8 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
 PIECES = (1 << 22, 1 << 16)  # elements that one launch fills
 KEPT = 32  # blocks on the device
 UNSIGNED = {1: dtypes.uint8, 2: dtypes.uint16, 4: dtypes.uint32, 8: dtypes.uint64}
-WORDS = 4  # of a launch: first segment, key, and the two numbers of `slicing`
+WORDS = 4  # of a launch: first segment, key, and the two numbers of `slicing`; as many of each `Exponent`
+MOST_EXPONENTS = 8  # that a launch bounds; of more the host does
 
 
 @cache
@@ -1248,39 +1254,45 @@ class DeviceFill:
 
     def __init__(self, target: Target) -> None:
         self.target, self.device = target, target.device
-        self._launches: dict[tuple[int, int], Callable[..., None]] = {}
+        self._launches: dict[tuple[int, int, int], Callable[..., None]] = {}
         # by id: the array, so that it stays, and a copy on the device
         self._blocks: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
 
     def __call__(self, view: Any, wanted: Hashed) -> None:
         """Write all elements of `wanted` into a buffer of its size in bytes."""
-        if wanted.exponents:  # some elements go by their place: the host knows which
+        if not _fills(wanted):
             for first, values in wanted.chunks():
-                part = view.view(values.nbytes, dtypes.uint8, first * wanted.dtype.itemsize).ensure_allocated()
-                part.allocator._copyin(part._buf, np.ascontiguousarray(values).view(np.uint8).data)
+                self._put(view, first, values)
             Device[self.device].synchronize()
             return
-        width, block, at = wanted.dtype.itemsize, self._block(wanted.block), 0
+        width, block, at, exponents = wanted.dtype.itemsize, self._block(wanted.block), 0, wanted.exponents
         plan: list[tuple[int, int]] = []
         for piece in PIECES:
             while wanted.size - at >= piece:
                 plan.append((piece, at))
                 at += piece
-        words = np.array([[first // SEGMENT, wanted.key, *slicing(wanted.by_kind)] for _, first in plan], np.uint32)
+        alike = [wanted.key, *slicing(wanted.by_kind), *(word for one in exponents for word in one.words(width))]
+        words = np.array([[first // SEGMENT, *alike] for _, first in plan], np.uint32)
         if len(plan):
             asked = self._copied(words)
         for place, (piece, first) in enumerate(plan):
             part = view.view(piece * width, dtypes.uint8, first * width).ensure_allocated()
-            written = asked.view(4 * WORDS, dtypes.uint8, 4 * WORDS * place).ensure_allocated()
-            self._launch(width, piece)(part, block, written)
+            nbytes = 4 * words.shape[1]
+            written = asked.view(nbytes, dtypes.uint8, nbytes * place).ensure_allocated()
+            self._launch(width, piece, len(exponents))(part, block, written)
         if at < wanted.size:
-            rest = wanted.window(at, wanted.size - at)
-            part = view.view(rest.nbytes, dtypes.uint8, at * width).ensure_allocated()
-            part.allocator._copyin(part._buf, rest.view(np.uint8).data)
+            self._put(view, at, wanted.window(at, wanted.size - at))
         for first, values in wanted.ends:
-            part = view.view(values.nbytes, dtypes.uint8, first * width).ensure_allocated()
-            part.allocator._copyin(part._buf, np.ascontiguousarray(values).view(np.uint8).data)
+            held = values.copy()
+            bound_exponents(held, exponents, first)
+            self._put(view, first, held)
         Device[self.device].synchronize()
+
+    @staticmethod
+    def _put(view: Any, first: int, values: np.ndarray[Any, Any]) -> None:
+        """Copy elements from the host to their places from `first` on."""
+        part = view.view(values.nbytes, dtypes.uint8, first * values.itemsize).ensure_allocated()
+        part.allocator._copyin(part._buf, np.ascontiguousarray(values).view(np.uint8).data)
 
     def _copied(self, values: np.ndarray[Any, Any]) -> Any:
         buffer = Buffer(self.device, values.nbytes, dtypes.uint8).allocate()
@@ -1295,16 +1307,18 @@ class DeviceFill:
         self._blocks.move_to_end(id(block))
         return self._blocks[id(block)][1]
 
-    def _launch(self, width: int, piece: int) -> Callable[..., None]:
-        if (width, piece) not in self._launches:
-            self._launches[width, piece] = launcher_of(_kernel(width, piece), self.target)
-            self._check(width, piece)
-        return self._launches[width, piece]
+    def _launch(self, width: int, piece: int, exponents: int) -> Callable[..., None]:
+        key = width, piece, exponents
+        if key not in self._launches:
+            self._launches[key] = launcher_of(_kernel(*key), self.target)
+            self._check(*key)
+        return self._launches[key]
 
-    def _check(self, width: int, piece: int) -> None:
+    def _check(self, width: int, piece: int, exponents: int) -> None:
         block = np.random.default_rng(width).integers(0, 256, BLOCK * width, dtype=np.uint8).view(f"u{width}")
+        bounded = tuple(Exponent(2 * place + 3, place + 1, 0x55, 0x0A) for place in range(exponents))
         for by_kind in (False, True):
-            wanted = Hashed(block, piece, 0x12345678, by_kind)
+            wanted = Hashed(block, piece, 0x12345678, by_kind, bounded)
             buffer = Buffer(self.device, wanted.nbytes, dtypes.uint8).allocate()
             self(buffer, wanted)
             found = np.empty(wanted.nbytes, np.uint8)
@@ -1336,23 +1350,36 @@ def launcher_of(ast: UOp, target: Target, stream: Stream | None = None, *, wide:
     return launch
 
 
-def _kernel(width: int, piece: int) -> UOp:
-    """`out[i] = block[start(segment of i) + place in it]` as an AST."""
+def _fills(wanted: Hashed) -> bool:
+    """Whether a device fills a buffer: not one of which elements are bounded that are too wide for its words, or too
+    many."""
+    whole = wanted.dtype.kind in "ui" and wanted.dtype.itemsize <= 4 and wanted.size < 1 << 32
+    return not wanted.exponents or (whole and len(wanted.exponents) <= MOST_EXPONENTS)
+
+
+def _kernel(width: int, piece: int, exponents: int) -> UOp:
+    """`out[i] = block[start(segment of i) + place in it]` as an AST, of which so many `Exponent`s bound some."""
     from tinygrad import Tensor
+
+    held = UNSIGNED[width]
 
     def fill(out: UOp, block: UOp, words: UOp) -> UOp:
         segment, i = UOp.range(piece // SEGMENT, 0), UOp.range(SEGMENT, 1)
-        x = (segment.cast(dtypes.uint32) + words[0]) * HASH[0] + words[1]
+        number = segment.cast(dtypes.uint32) + words[0]
+        x = number * HASH[0] + words[1]
         x = (x ^ (x >> 15)) * HASH[1]
         x = (x ^ (x >> 13)) * HASH[2]
         start = (x >> 29) * words[2] + ((x >> 8) & words[3])
         value = block[start.cast(dtypes.int) + i]
+        place = number * SEGMENT + i.cast(dtypes.uint32)
+        for first in range(WORDS, WORDS * (1 + exponents), WORDS):
+            period, at, kept, bits = (words[first + n] for n in range(WORDS))
+            bounded = (value & kept.cast(held)) | bits.cast(held)
+            value = place.mod(period).eq(at).where(bounded, value)
         return out[segment * SEGMENT + i].store(value).end(segment, i).sink(arg=KernelInfo())
 
-    held = UNSIGNED[width]
-    buffers = [
-        Tensor.empty(n, dtype=t, device="CPU") for n, t in ((piece, held), (BLOCK, held), (WORDS, dtypes.uint32))
-    ]
+    sizes = ((piece, held), (BLOCK, held), (WORDS * (1 + exponents), dtypes.uint32))
+    buffers = [Tensor.empty(n, dtype=t, device="CPU") for n, t in sizes]
     filled = buffers[0].custom_kernel(*buffers[1:], fxn=fill)[0]
     ast: UOp = filled.schedule_linear().src[0].src[0]
     return ast

@@ -318,8 +318,10 @@ class MeasureService:
             dev, initargs, open_timeout_s=open_timeout_s, reference=reference, called=called, gate=gate
         )
         self._facts: tuple[Target, Toolchain] | None = None
+        self._detecting: Future[tuple[Target, Toolchain]]
         if compilers_of is not None and shares is not None:
-            self._facts = compilers_of.facts
+            self._facts, self._detecting = compilers_of.facts, Future()
+            self._detecting.set_result(self._facts)
         else:
             self._detecting = self._device.submit(child.detect_job, dev, timeout_s=open_timeout_s)
         self._on_cpu = dev.startswith("CPU")  # there, compilers and samples take turns
@@ -427,7 +429,8 @@ class MeasureService:
 
     def rehearse(self) -> None:
         """Have the child that measures time a small kernel of tinygrad's once the device is open, while nothing else is
-        asked of it: its first job takes a second less then. What goes wrong with it goes wrong again with a job."""
+        asked of it: its first job takes a second less then. Where it begins with its first job, it begins with this.
+        What goes wrong with it goes wrong again with a job."""
 
         def opened(done: Future[tuple[Target, Toolchain]]) -> None:
             if done.exception() is None:

@@ -213,6 +213,8 @@ class Ahead:
         self._beside = not device.is_cpu  # the search, in a thread of its own
         self._telling, self._planning = Beside[bool]("kcg-incumbent"), Beside[_Best]("kcg-plans")
         self._thread: threading.Thread | None = None
+        if self._beside:  # it opens the device meanwhile, which takes seconds
+            device.bench.service.rehearse()
         device.close_too(self.stop)
 
     @property

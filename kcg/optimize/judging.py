@@ -238,13 +238,19 @@ class Judging:
     def _of_plans(self, left: Sequence[RegionWork]) -> list[RegionWork]:
         """Of what is due the kernels, and what the best plans have of regions of several kernels; last the kernels that
         run only where such a region is not put in. Where there is no time for all of these regions, what gains most a
-        second is first."""
+        second is first: kernels last only where the regions that take their calls are verified."""
         if self._needed is None:
             return list(left)
         wanted = [work for work in left if not work.proposed or work.call.region.id in self._of_best]
         if self._fits(wanted):
             return sorted(wanted, key=lambda work: work.id in self._covered)
-        return sorted(wanted, key=lambda work: -gain_s(work, self._judged) / max(self._comparing_s(work), 1e-3))
+        verified = {row.region.id for row in self._judged.values() if row.outcome == "improved"}
+        replaced = covered_by(self._candidates.works, verified.intersection(self._of_best))
+
+        def order(work: RegionWork) -> tuple[bool, float]:
+            return work.id in replaced, -gain_s(work, self._judged) / max(self._comparing_s(work), 1e-3)
+
+        return sorted(wanted, key=order)
 
     def _fits(self, works: Sequence[RegionWork]) -> bool:
         """Whether there is time to judge those of these that the best plans run."""

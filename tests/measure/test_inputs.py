@@ -37,6 +37,7 @@ from kcg.measure.inputs import (
     UNIT_RECIPE,
     WIDE_POSITIVE_RECIPE,
     WIDE_RECIPE,
+    Exponent,
     Hashed,
     buffers_of,
     buffers_of_kernels,
@@ -313,6 +314,29 @@ def test_a_device_fills_a_buffer_as_the_host_computes_it(dev: str, width: int, b
     found = np.empty(wanted.nbytes, np.uint8)
     buffer.allocator._copyout(found.data, buffer._buf)
     assert wanted.same_as(found.view(block.dtype))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])
+def test_a_device_bounds_exponents_as_the_host_does(
+    dev: str, ends: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of bytes that stand for floats, wherever a piece begins and in what has its own ends."""
+    target = detect("CPU:X86" if dev == "CPU" else dev, 1)[0]
+    elements = BLOCK + (2 * SEGMENT if ends else 0)
+    block = np.random.default_rng(0).integers(0, 256, elements * width, dtype=np.uint8).view(f"u{width}")
+    exponents = (Exponent(34, 1, 0x83, 0x38), Exponent(7, 6, ~0x70, 0x10))
+    wanted = Hashed(block, 3 * PIECES[1] + 77, 0xFEDCBA98, False, exponents)
+    buffer = Buffer(target.device, wanted.nbytes, dtypes.uint8).allocate()
+    launched = filler(target)._launch(width, PIECES[1], len(exponents))
+    launches = list[Any]()
+    key = width, PIECES[1], len(exponents)
+    monkeypatch.setitem(filler(target)._launches, key, lambda *buffers: launches.append(launched(*buffers)))
+    filler(target)(buffer, wanted)
+    found = np.empty(wanted.nbytes, np.uint8)
+    buffer.allocator._copyout(found.data, buffer._buf)
+    assert wanted.same_as(found.view(block.dtype)) and len(launches) == 3, "by the device"
 
 
 @pytest.mark.parametrize("dev", ["CPU", pytest.param("CUDA", marks=pytest.mark.gpu)])

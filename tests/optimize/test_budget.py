@@ -7,6 +7,7 @@ import re
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,7 +24,7 @@ from kcg.judge.kept import KeptResults
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure.service import MeasureService
-from kcg.optimize import baselines, costs, estimates
+from kcg.optimize import baselines, costs, estimates, judging
 from kcg.optimize import run as run_of_kcg
 from kcg.optimize.__main__ import nothing_faster
 from kcg.optimize.ahead import Ahead
@@ -778,6 +779,34 @@ def test_time_for_the_whole_is_kept_once_half_of_what_was_found_is_judged(
     judge.run()
     assert opened.works[0].saving_s > opened.works[1].saving_s > 0
     assert asked == [False, False, True], "once before all, then of each"
+
+
+@pytest.mark.parametrize(("verified", "order"), [(False, ["inside", "other", "region"]), (True, ["other", "inside"])])
+def test_where_time_is_short_a_kernel_waits_whose_calls_a_verified_region_takes(
+    verified: bool, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last product of a language model took ten seconds of sixty: it was judged a second time, alone."""
+
+    def work(name: str, gain_s: float, taken: dict[str, int] | None = None) -> Any:
+        call = SimpleNamespace(region=SimpleNamespace(id=name), calls=1)
+        return SimpleNamespace(
+            id=name, proposed=taken is not None, taken=Counter(taken or {}), call=call, gain_s=gain_s
+        )
+
+    works = [work("inside", 3.0), work("other", 2.0), work("region", 1.0, {"inside": 1})]
+    region = SimpleNamespace(region=SimpleNamespace(id="region"), outcome="improved")
+    monkeypatch.setattr(judging, "gain_s", lambda work, judged: work.gain_s)
+    judge: Any = SimpleNamespace(
+        _needed=True,
+        _of_best={"region"},
+        _covered={"inside"},
+        _judged={"region": region} if verified else {},
+        _candidates=SimpleNamespace(works=works),
+        _fits=lambda works: False,
+        _comparing_s=lambda work: 1.0,
+    )
+    left = works[:2] if verified else works
+    assert [work.id for work in Judging._of_plans(judge, left)] == order
 
 
 @pytest.mark.parametrize(("ahead", "improved"), [(False, [2, 3]), (True, [1, 2, 3])])
