@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel gets one sample only, if it is long, too
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
-MOST_KERNELS_AT_ONCE = 8  # so that compilers work for one kernel while another is on the device, or are all busy
+MOST_KERNELS_AT_ONCE = 16  # so that compilers work for one kernel while another is on the device, or are all busy
 BATCH_A_WORKER = 4  # schedules of a batch for each compiler: what is under way when the budget ends is finished
 DRAW_TIMEOUT_S = 300.0
 TOGETHER = 64  # schedules of a kernel that go to the device in one go
@@ -305,7 +305,7 @@ class _CampaignRun:
         """Batches of a few kernels at once; when one is measured, that kernel's next is drawn."""
         flying = 0
         while True:
-            at_once = self.service.devices * min(max(self._compilers // 2, 2), MOST_KERNELS_AT_ONCE)
+            at_once = self.service.devices * min(max(self._compilers, 2), MOST_KERNELS_AT_ONCE)
             while flying < at_once and not self.out_of_time and (task := next(tasks, None)) is not None:
                 flying += self._next(_Flight(task, waiting=task.waiting))
             if not flying:

@@ -153,7 +153,8 @@ def draw(job: DrawJob) -> Drawn:
     except ScheduleError as error:
         return Drawn((), ("",) * len(job.known), job.ended, str(error))
     keys = keys_of(space, job.known)
-    known = {key: k for key, k in zip(keys, job.known, strict=True) if key}
+    # tinygrad's own choice may be of another kind: nothing is near it, and no search begins there
+    known = {key: k for key, k in zip(keys, job.known, strict=True) if key and k.schedule.kind == begins.kind}
     times = {key: k.time_s for key, k in known.items() if not k.waits}
     schedules = {key: k.schedule for key, k in known.items()}
     guide = guiding(space, deferred(job.predictor, job.target))

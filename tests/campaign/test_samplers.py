@@ -147,3 +147,18 @@ def test_tile_programs_of_a_region_are_drawn_beside_its_baseline_of_another_kind
     assert later and not {one.key for one in later} & {one.key for one in drawn}, "what waits is not drawn again"
     assert "hand-coded" not in {one.sampler for one in more.batch}
     assert not {one.key for one in more.batch} & {one.key for one in drawn}
+
+
+def test_nothing_is_near_tinygrads_own_choice_where_that_is_of_another_kind() -> None:
+    """It may be the fastest that was measured: a second draw goes on without it."""
+    region, known = space_named("tile of several kernels").region, dict[Schedule, Known]()
+    for count in (8, 16):
+        mix = (("near:best", 1.0),)
+        drawn = draw(DrawJob(region, SM_90, tuple(known.values()), count, mix, "0", predictor="roofline", kind="tile"))
+        if not drawn.batch and not known:
+            pytest.skip("no tools for tile programs here")
+        assert drawn.batch and not drawn.why_not
+        for place, one in enumerate(drawn.batch):
+            known[one.schedule] = Known(one.schedule, one.sampler, 1e-6 * (1 + place), one.key)
+    kinds = Counter(schedule.kind for schedule in known)
+    assert kinds["parts"] == 1 and kinds["tile"] > 7 and len(kinds) == 2
