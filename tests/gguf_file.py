@@ -10,31 +10,23 @@ text.
 from __future__ import annotations
 
 import argparse
-import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evaluation.gguf_file import Stored, write_gguf
 from kcg.workloads.packed_weights import FORMATS, random_blocks
 
-ALIGNMENT = 32
 BEGIN, START, END, TURN = SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-
-GGML_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q4_k": 12, "q5_k": 13, "q6_k": 14,
-    "iq3_xxs": 18, "iq3_s": 21, "iq2_s": 22, "iq4_xs": 23, "mxfp4": 39, "q1_0": 41,
-}  # fmt: skip
-"""The formats that tinygrad 0.14.0 reads, by the number that a file has for them."""
 
 
 @dataclass(frozen=True)
 class SmallModel:
     """What a file's model is like. A matrix whose rows are no whole number of blocks is stored as halves."""
 
-    format: str = "q4_k"  # of `GGML_TYPES`
+    format: str = "q4_k"  # of `evaluation.gguf_file.GGML_TYPES`
     architecture: str = "llama"  # or qwen3, whose queries and keys have norms
     blocks: int = 2
     width: int = 256
@@ -75,18 +67,18 @@ class SmallModel:
             "tokenizer.ggml.eos_token_id": tokens.index(TURN),
         }
 
-    def _tensors(self) -> dict[str, tuple[tuple[int, ...], int, bytes]]:
+    def _tensors(self) -> dict[str, Stored]:
         generator = np.random.default_rng(self.seed)
-        made: dict[str, tuple[tuple[int, ...], int, bytes]] = {}
+        made: dict[str, Stored] = {}
 
         def norm(name: str, width: int) -> None:
             values = generator.uniform(0.8, 1.2, width).astype(np.float32)
-            made[f"{name}.weight"] = ((width,), GGML_TYPES["f32"], values.tobytes())
+            made[f"{name}.weight"] = ((width,), "f32", [values])
 
         def matrix(name: str, rows: int, width: int) -> None:
             kind = self.format if width % FORMATS[self.format].weights == 0 else "f16"
             blocks = random_blocks(kind, rows * width // FORMATS[kind].weights, width**-0.5, generator)
-            made[f"{name}.weight"] = ((rows, width), GGML_TYPES[kind], blocks.tobytes())
+            made[f"{name}.weight"] = ((rows, width), kind, [blocks])
 
         head = self.width // self.heads
         matrix("token_embd", 256 + len(SPECIAL), self.width)
@@ -106,43 +98,6 @@ class SmallModel:
         norm("output_norm", self.width)
         matrix("output", 256 + len(SPECIAL), self.width)
         return made
-
-
-def write_gguf(
-    path: Path, settings: Mapping[str, Any], tensors: Mapping[str, tuple[tuple[int, ...], int, bytes]]
-) -> None:
-    """Write a file of version 3: settings, then tensors by name, each with its shape, its type's number and data."""
-    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(settings))]
-    head += [_text(name) + _value(value) for name, value in settings.items()]
-    at = 0
-    for name, (shape, number, data) in tensors.items():
-        head.append(_text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape)))
-        head.append(struct.pack("<IQ", number, at))
-        at += _padded(len(data))
-    with path.open("wb") as file:
-        begin = b"".join(head)
-        file.write(begin.ljust(_padded(len(begin)), b"\0"))
-        for _, _, data in tensors.values():
-            file.write(data.ljust(_padded(len(data)), b"\0"))
-
-
-def _padded(length: int) -> int:
-    return -(-length // ALIGNMENT) * ALIGNMENT
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _value(value: Any) -> bytes:
-    """A value of a setting, behind its type."""
-    if isinstance(value, list):
-        kind = _value(value[0])[:4]
-        return struct.pack("<I", 9) + kind + struct.pack("<Q", len(value)) + b"".join(_value(one)[4:] for one in value)
-    if isinstance(value, str):
-        return struct.pack("<I", 8) + _text(value)
-    return struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
 
 
 def _shown(byte: int) -> str:

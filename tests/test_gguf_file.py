@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tinygrad.llm.gguf import gguf_load
 
+from evaluation.gguf_file import GGML_TYPES
 from kcg.compat.device import prepare
-from tests.gguf_file import GGML_TYPES, SmallModel
+from tests.gguf_file import SmallModel
 from tests.slow import some
 
 TABLES = ("iq4_xs", "mxfp4")

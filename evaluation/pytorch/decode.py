@@ -3,6 +3,7 @@
     python -m evaluation.pytorch.decode --only products
     python -m evaluation.pytorch.decode --only tokens --result kcg-out/llm/RESULT.json
     python -m evaluation.pytorch.decode --only torch
+    python -m evaluation.pytorch.decode --only llama.cpp --llama-bench ./llama-bench
 
 A product is of 64 MB of packed weights or more and one vector. Its programs run in one CUDA graph that goes through
 copies of the weights, which together are more than four times the L2 cache; so do kernels that only read as many bytes,
@@ -11,6 +12,8 @@ What a chosen program stores is compared with a float64 product of some rows.
 
 A token is one step of the workload `llm` under tinygrad's `TinyJit`, its position moving on, as a result of
 `kcg optimize llm` has it: the host waits for each, as an application does that prints it.
+
+llama.cpp's token is timed by its own benchmark, `llama-bench` built for CUDA, from a file of random weights.
 
 Every finished row is in evaluation/results/bench_decode.json: the same command goes on where it was.
 """
@@ -32,7 +35,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from evaluation.pytorch import beam_token, comparing
+from evaluation.pytorch import beam_token, comparing, llama_cpp
 from evaluation.pytorch.prompts import OF_CACHE, compiled, prompt_row
 from evaluation.pytorch.timing import CAPTURING, Call, chosen, in_turns, token_s
 from evaluation.rows import Row, Rows, rounded
@@ -273,6 +276,7 @@ def torch_row(tokens: int) -> Row:
 
 
 TORCH = "torch.compile llama-1b-f16"
+LLAMA_CPP = "llama.cpp qwen-8b-q4_k_m"
 
 
 def headline(rows: dict[str, Row]) -> dict[str, Any]:
@@ -293,6 +297,8 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
             figures[f"{name}_tokens_per_s"] = tokens[preset]["tokens_per_s"]
     if "tokens_per_s" in (beam := rows.get("beam qwen-8b-q4_k_m", {})):
         figures["qwen_q4_beam_tokens_per_s"] = beam["tokens_per_s"]
+    if "tokens_per_s" in (other := rows.get(LLAMA_CPP, {})):
+        figures["qwen_q4_llama_cpp_tokens_per_s"] = other["tokens_per_s"]
     if "llama-1b-f16" in tokens:
         figures["llama_1b_ms"] = rounded(tokens["llama-1b-f16"]["token_s"] * 1e3)
         figures["result_s"] = tokens["llama-1b-f16"]["result_s"]
@@ -305,12 +311,15 @@ def headline(rows: dict[str, Row]) -> dict[str, Any]:
 
 
 def main(
-    only: Annotated[str, typer.Option(help="products, prompts, tokens, beam, torch; with commas between")] = "products",
+    only: Annotated[
+        str, typer.Option(help="products, prompts, tokens, beam, llama.cpp, torch; with commas between")
+    ] = "products",
     kinds: Annotated[str, typer.Option(help="formats, with commas between")] = ",".join(KINDS),
     result: Annotated[list[Path] | None, typer.Option(help="RESULT.json of kcg optimize llm")] = None,
     tokens: Annotated[int, typer.Option(help="tokens that are timed")] = 40,
     with_budget: Annotated[bool, typer.Option("--with-budget", help="in a token's row of its own")] = False,
     beam: Annotated[str, typer.Option(help="presets whose token tinygrad's BEAM searches")] = "qwen-8b-q4_k_m",
+    llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's program llama-bench, built for CUDA")] = None,
     workers: Annotated[int, typer.Option(help="processes that compile")] = 8,
     budget: comparing.Budget = "",
     again: comparing.Again = False,
@@ -318,6 +327,8 @@ def main(
     out: comparing.Out = OUT,
 ) -> None:
     """Time what is not in the results yet."""
+    if "llama.cpp" in only.split(",") and llama_bench is None:
+        raise UsageError("say --llama-bench: where llama.cpp's program llama-bench is")
     import torch
 
     from kcg.compat.device import prepare
@@ -356,6 +367,9 @@ def main(
             if rows.wanted(key := f"beam {preset}"):
                 rows.add(key, row := beam_token.row(preset))
                 typer.echo(f"{key}: {row.get('tokens_per_s', row.get('reason'))} tokens a second")
+    if llama_bench is not None and "llama.cpp" in only.split(",") and rows.wanted(LLAMA_CPP):
+        rows.add(LLAMA_CPP, row := llama_cpp.row(llama_bench, LLAMA_CPP.split()[-1]))
+        typer.echo(f"{LLAMA_CPP}: {row.get('tokens_per_s', row.get('reason'))} tokens a second")
     if "torch" in only.split(",") and rows.wanted(TORCH):
         rows.add(TORCH, row := torch_row(tokens))
         typer.echo(f"{TORCH}: {row['token_s'] * 1e3:.2f} ms, ready after {row['ready_s']:.0f} s")

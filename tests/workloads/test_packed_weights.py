@@ -12,6 +12,7 @@ from tinygrad.helpers import Context
 from tinygrad.llm.gguf import ggml_data_to_tensor
 from tinygrad.runtime.autogen import ggml_common
 
+from evaluation.gguf_file import GGML_TYPES
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import baseline_of
@@ -19,7 +20,6 @@ from kcg.measure.device_info import detect
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.types import Region, Target
 from kcg.workloads.packed_weights import FORMATS, PackedWeights, random_blocks
-from tests.gguf_file import GGML_TYPES
 from tests.kernels import empty, kernels_of
 from tests.slow import some
 
