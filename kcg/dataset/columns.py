@@ -1,17 +1,19 @@
 """Schema 3 of an export: which columns its Parquet files have, how they are packed, and what of a row is kept.
 
 - `kernels.parquet`: a kernel. `workloads` that use it, `nodes` of its AST, `operations` (arithmetic) and least traffic
-  in `bytes` of one call, its part of each split of `kcg.dataset.splits` with the default seed, and its `twin` class.
-  Null where the AST does not decode.
+  in `bytes` of one call, its part of each split of `kcg.dataset.splits` with the default seed, and its `twin` and
+  `alike` classes. Null where the AST does not decode.
 - `measurements.parquet`: a schedule timed once, the default table of the Hub. Beside what was asked and how it ended
   it holds what most readers want without a join (`BESIDE`): the part of each split, `median_s` (null where the status
-  is not ok) and `n_samples`. `timing` is a row of `timings.parquet`, counted from 0. A column other than `KEPT` in
-  which every row has one value is left out: the value is in the file's metadata (`kcg_constants`) and on the card.
+  is not ok), `n_samples` and `near_in_training`. `timing` is a row of `timings.parquet`, counted from 0. A column other
+  than `KEPT` in which every row has one value is left out: the value is in the file's metadata (`kcg_constants`) and on
+  the card.
 - `timings.parquet`: samples in seconds, the device's readings (`clock_*`), the launch and the binary. Schedules that
   share a binary share the row. `binary_hash` is null where there is no binary.
 
 Rows are sorted by region, target, toolchain, protocol and schedule, so that what is alike is neighbouring. Three things
-are rounded, see `as_exported`. Schema 2 had no `BESIDE` and no constants; it is still read.
+are rounded, see `as_exported`. Schema 2 had no `BESIDE` and no constants; it is still read. Exports of
+before 2026-11-30 lack `ADDED`, which reading makes anew.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from kcg.dataset.alike import likeness_of
 from kcg.dataset.choices import at_least_s, weight_of
 from kcg.dataset.journal import Chosen, Record, launch_from_json, status_and_reason, variables_from_json
-from kcg.dataset.splits import PARTS, SPLITS, TEST, TRAIN, VALIDATION, make_splits, part_of_row
+from kcg.dataset.splits import ALIKE, PARTS, SPLITS, TRAIN, alike_split, make_splits, part_of_kernels, part_of_row
 from kcg.errors import CodecError, DataError
 from kcg.provenance import provenance
 from kcg.types import CacheState, Kernel, Measurement, Schedule, Status, Workload, canonical_json
@@ -41,7 +44,7 @@ METADATA = {"kcg_schema": SCHEMA_VERSION}
 MADE_BY = "kcg_made_by"  # a key of the metadata: revision and dirty of the code that wrote the file, as JSON
 CONSTANTS = "kcg_constants"  # a key of the metadata: JSON of the columns that are the same in every row
 HASH_BYTES = 8  # of a binary: two of a million are equal by chance with a probability of 3e-8
-SHAPE_CLASS_DIGITS = 16
+CLASS_DIGITS = 16
 CLOCK = "clock_"  # and the name of a reading
 CLOCK_DIGITS = 3
 LARGEST = (2 - 2**-23) * 2.0**127  # of float32
@@ -74,7 +77,11 @@ KEPT = ("region_id", "schedule_body", "status", "compile_s", "recorded_unix_s", 
 """Columns of measurements that are always there; of the others those are, in which rows differ."""
 
 SPLIT_PARTS = tuple(f"split_{name}" for name in SPLITS)
-BESIDE = (*SPLIT_PARTS, "median_s", "n_samples")
+NEAR = "near_in_training"
+OF_REGION = (*SPLIT_PARTS, NEAR)
+"""Columns of measurements that follow from those of the same names of the region's kernels."""
+
+BESIDE = (*OF_REGION, "median_s", "n_samples")
 """Columns of measurements that follow from the other files."""
 
 CHOICE = ("pool", "scores", "probability")
@@ -92,11 +99,17 @@ SPLIT_COLUMNS = (
     "split_workload",
     "split_kernel",
     "split_twin",
+    "split_alike",
     "twin",
     "workload_twin_in_training",
     "kernel_twin_in_training",
+    "alike",
+    NEAR,
 )
 """Columns of kernels that say where each stands in the splits."""
+
+ADDED = ("split_alike", "alike", NEAR)
+"""Those of them that not every export has."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}")  # whole, or as an export kept it
 
@@ -153,8 +166,8 @@ def kernels_schema() -> Any:
     required = [("id", text), ("ast_json", text), ("workloads", pa.list_(text))]
     optional = [
         ("nodes", pa.int64()), ("operations", pa.float64()), ("bytes", pa.float64()),
-        ("split_workload", text), ("split_kernel", text), ("split_twin", text), ("twin", text),
-        ("workload_twin_in_training", flag), ("kernel_twin_in_training", flag),
+        ("split_workload", text), ("split_kernel", text), ("split_twin", text), ("split_alike", text), ("twin", text),
+        ("workload_twin_in_training", flag), ("kernel_twin_in_training", flag), ("alike", text), (NEAR, flag),
     ]  # fmt: skip
     return _schema(required, optional)
 
@@ -181,7 +194,7 @@ def stored_schema(constants: Mapping[str, Any], *, with_choices: bool = False) -
     import pyarrow as pa
 
     fields = {f.name: f for f in measurements_schema() if f.name not in constants}
-    fields |= {name: pa.field(name, pa.string()) for name in SPLIT_PARTS}
+    fields |= {name: pa.field(name, pa.string()) for name in SPLIT_PARTS} | {NEAR: pa.field(NEAR, pa.bool_())}
     fields |= {"median_s": pa.field("median_s", pa.float32()), "n_samples": pa.field("n_samples", pa.int32())}
     if with_choices:
         fields |= {name: pa.field(name, kind) for name, kind in choice_types().items()}
@@ -283,10 +296,10 @@ _Timing = tuple[str, tuple[tuple[int, ...], tuple[int, ...]], tuple[float, ...],
 class MeasurementColumns:
     """Records as tables of measurements; what was timed is gathered meanwhile, in about 60 bytes a row.
 
-    `parts` are the parts of each region in the splits (`parts_of_regions`), `constants` the columns that are left out.
+    `of_regions` are the values of `OF_REGION` (`values_of_regions`), `constants` the columns that are left out.
     """
 
-    parts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    of_regions: Mapping[str, OfRegion] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     with_choices: bool = False  # whether some row has one of `CHOICE`
     _gathered: list[Any] = field(default_factory=list)
@@ -329,8 +342,8 @@ class MeasurementColumns:
         """The values of `BESIDE`."""
         m = record.measurement
         median_s = m.median_s if m.status == Status.OK else None  # a failure has no time
-        parts = self.parts.get(m.region_id, (None,) * len(SPLITS))
-        return (*(part_of_row(part, record.chosen.pool) for part in parts), median_s, len(m.samples_s))
+        parts, near = self.of_regions.get(m.region_id, OfRegion())
+        return (*(part_of_row(part, record.chosen.pool) for part in parts), near, median_s, len(m.samples_s))
 
     def _table(self, rows: list[tuple[Any, ...]]) -> Any:
         import pyarrow as pa
@@ -411,44 +424,66 @@ def split_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> di
     """The columns of each kernel that say where it stands in the splits; all None where it is no AST."""
     from kcg.kernel.analysis import shape_class
 
-    shape_classes: dict[str, str] = {}
+    classes: dict[str, tuple[str, str]] = {}
     for kernel in kernels.values():
         with contextlib.suppress(CodecError):
-            shape_classes[kernel.id] = shape_class(kernel)
-    splits = make_splits({k: kernels[k] for k in shape_classes}, workloads)
+            classes[kernel.id] = shape_class(kernel), likeness_of(kernel).name
+    splits = make_splits({k: kernels[k] for k in classes}, workloads)
     found: dict[str, dict[str, str | bool | None]] = {}
     for kernel_id in kernels:
-        its_class = shape_classes.get(kernel_id)
-        values: dict[str, str | bool | None] = {f"split_{name}": splits[name].parts.get(kernel_id) for name in SPLITS}
-        values["twin"] = its_class and its_class[:SHAPE_CLASS_DIGITS]
-        for name in ("workload", "kernel"):
-            values[f"{name}_twin_in_training"] = (
-                kernel_id in splits[name].shape_class_in_training if its_class else None
-            )
-        found[kernel_id] = values
+        if kernel_id not in classes:
+            found[kernel_id] = dict.fromkeys(SPLIT_COLUMNS[1:])
+            continue
+        twin, alike = (one[:CLASS_DIGITS] for one in classes[kernel_id])
+        parts = {f"split_{name}": splits[name].parts[kernel_id] for name in SPLITS}
+        twins = {
+            f"{name}_twin_in_training": kernel_id in splits[name].shape_class_in_training
+            for name in ("workload", "kernel")
+        }
+        near = kernel_id in splits[ALIKE].near_in_training
+        found[kernel_id] = {**parts, "twin": twin, **twins, "alike": alike, NEAR: near}
     return found
 
 
-def parts_of_regions(splits: Splits, regions: Mapping[str, Iterable[str]]) -> dict[str, tuple[str | None, ...]]:
-    """The part of every region in each split, `regions` naming the kernels of each; every kernel is a region, too.
+def added_values(kernels: Mapping[str, Kernel], workloads: list[Workload]) -> dict[str, dict[str, str | bool]]:
+    """`ADDED` of each kernel as `split_values` has them; nothing of one that is no AST."""
+    classes: dict[str, str] = {}
+    for kernel in kernels.values():
+        with contextlib.suppress(CodecError):
+            classes[kernel.id] = likeness_of(kernel).name[:CLASS_DIGITS]
+    parts, near = alike_split({k: kernels[k] for k in classes}, workloads)
+    return {k: {"split_alike": parts[k], "alike": one, NEAR: k in near} for k, one in classes.items()}
+
+
+class OfRegion(NamedTuple):
+    """`OF_REGION` of a region."""
+
+    parts: tuple[str | None, ...] = (None,) * len(SPLITS)
+    near: bool | None = None
+
+
+def values_of_regions(splits: Splits, regions: Mapping[str, Iterable[str]]) -> dict[str, OfRegion]:
+    """`OF_REGION` of every region, `regions` naming the kernels of each; every kernel is a region, too.
 
     A region of several kernels is in the part of the one that is held out most: with a kernel of the test it is test.
-    None where a kernel of it is in no part, unless another is test.
+    None where a kernel of it is in no part, unless another is test. Held out under `alike` it has near-duplicates in
+    training where each of its kernels is in training or near one that is: then all that is new is how they are joined.
     """
 
-    def part(kernel: str, name: str) -> str | None:
-        found = splits.get(kernel, {}).get(name)
-        return str(found) if found in PARTS else None
+    def of(kernels: tuple[str, ...]) -> OfRegion:
+        rows = [splits.get(kernel, {}) for kernel in kernels]
+        parts = tuple(
+            part_of_kernels({str(part) if (part := row.get(name)) in PARTS else None for row in rows})
+            for name in SPLIT_PARTS
+        )
+        near = [row.get(NEAR) for row in rows]
+        if None in near:
+            return OfRegion(parts)
+        learned = all(one or row.get(f"split_{ALIKE}") == TRAIN for one, row in zip(near, rows, strict=True))
+        return OfRegion(parts, learned and any(near))
 
-    members: dict[str, Iterable[str]] = {kernel: (kernel,) for kernel in splits}
-    return {
-        region: tuple(_part_of({part(kernel, name) for kernel in kernels}) for name in SPLIT_PARTS)
-        for region, kernels in (members | {r: tuple(k) for r, k in regions.items()}).items()
-    }
-
-
-def _part_of(parts: set[str | None]) -> str | None:
-    return next((part for part in (TEST, None, VALIDATION, TRAIN) if part in parts), None)
+    members = {kernel: (kernel,) for kernel in splits} | {region: tuple(kernels) for region, kernels in regions.items()}
+    return {region: of(kernels) for region, kernels in members.items()}
 
 
 def _costs(ast_json: str) -> tuple[float | None, float | None]:

@@ -27,9 +27,9 @@ from kcg.dataset.columns import (
     kernels_schema,
     kernels_table,
     measurements_schema,
-    parts_of_regions,
     split_values,
     stored_schema,
+    values_of_regions,
     write_parquet,
 )
 from kcg.dataset.journal import Chosen, Doubt, Journal, Record, values_of, wiring_json
@@ -251,7 +251,7 @@ def _write_all(journal: Journal | Export, parts: Mapping[str, Path]) -> None:
     write_parquet(parts[KERNELS], kernels_schema(), [kernels_table(kernels, used, splits)])
     members = {region_id: [kernel.id for kernel in region.kernels] for region_id, region in found.items()}
     why = journal.has_choices()
-    columns = MeasurementColumns(parts_of_regions(splits, members), _constants(journal), why)
+    columns = MeasurementColumns(values_of_regions(splits, members), _constants(journal), why)
     schema = stored_schema(columns.constants, with_choices=why)
     write_parquet(parts[MEASUREMENTS], schema, columns.tables(journal.sorted_records()))
     schema, timings = columns.timings()

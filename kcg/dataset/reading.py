@@ -17,27 +17,32 @@ from typing import Any, Final, TypeVar
 from kcg.dataset.bounds import check_bounds
 from kcg.dataset.choices import at_least_s, weight_of
 from kcg.dataset.columns import (
+    ADDED,
     BESIDE,
     BLOCK,
     CHOICE,
     CLOCK,
     KEPT,
+    NEAR,
     OF_CHOICE,
+    OF_REGION,
     READABLE,
     SPLIT_PARTS,
     TEXTS,
     TIMINGS,
+    OfRegion,
     Timings,
+    added_values,
     choice_types,
     constants_of,
     kernels_schema,
     measurements_schema,
     medians,
-    parts_of_regions,
     record_of,
     stored_schema,
     timings_schema,
     values_of,
+    values_of_regions,
 )
 from kcg.dataset.journal import ROW_ERRORS, Doubt, Record, Run, record_from_json, region_from_json, status_and_reason
 from kcg.dataset.splits import part_of_row
@@ -137,15 +142,16 @@ class Export:
         return {row["id"]: {str(name) for name in row["workloads"] or ()} for row in rows}
 
     def stored(self) -> Any | None:
-        """`BESIDE`, and `OF_CHOICE` where it has them, as `measurements.parquet` holds them, with `status`, as a
-        `pyarrow.Table`; None in schema 2, which had none of it. `table` makes the same anew from the other files, and
-        is what kcg itself trains on."""
+        """`BESIDE` and `OF_CHOICE` as far as `measurements.parquet` holds them, with `status`, as a `pyarrow.Table`;
+        None in schema 2, which had none of it. `table` makes the same anew from the other files, and is what kcg itself
+        trains on."""
         import pyarrow as pa
 
         with self._opened(MEASUREMENTS, measurements_schema()) as file:
             if _version_of(file) == READABLE[0]:
                 return None
-            names = [*BESIDE, *(name for name in OF_CHOICE if name in file.schema_arrow.names), "status"]
+            optional = {name for name in (*ADDED, *OF_CHOICE) if name not in file.schema_arrow.names}
+            names = [name for name in (*BESIDE, *OF_CHOICE, "status") if name not in optional]
             table = file.read(columns=names)
             wanted = pa.schema([stored_schema({}, with_choices=True).field(name) for name in names])
             return table.select(names).cast(wanted)
@@ -192,36 +198,55 @@ class Export:
         for name in [*empty.names, "median_s", "n_samples"]:
             if columns is None or name in columns:
                 table = table.append_column(name, timings[name].take(table["timing"]))
-        if columns is None or wanted & set(SPLIT_PARTS):
-            table = self._with_parts(table)
+        if of_region := [name for name in OF_REGION if columns is None or name in wanted]:
+            table = self._of_regions(table, of_region)
         if columns is None or wanted & set(OF_CHOICE):
             table = _with_weights(table)
         return table if columns is None else table.select(list(columns))
 
-    def _with_parts(self, table: Any) -> Any:
-        """A table of measurements with the part of each row's region in every split."""
+    def _of_regions(self, table: Any, names: Sequence[str]) -> Any:
+        """A table of measurements with those of `OF_REGION` that are named."""
         import pyarrow as pa
 
-        rows = self.kernels_table(["id", *SPLIT_PARTS]).to_pylist()
+        also = ["split_alike"] if NEAR in names and "split_alike" not in names else []
+        rows = self.kernels_table(["id", *names, *also]).to_pylist()
         regions = {k: v[0] for k, v in self._json("workloads.json", "regions").items() if isinstance(v, list) and v}
-        parts = self._built(
-            "workloads.json", "regions", lambda found: parts_of_regions({r["id"]: r for r in rows}, found), regions
+        known = self._built(
+            "workloads.json", "regions", lambda found: values_of_regions({r["id"]: r for r in rows}, found), regions
         )
-        of_rows = [parts.get(region, (None,) * len(SPLIT_PARTS)) for region in table["region_id"].to_pylist()]
-        pools = [pool or "" for pool in table["pool"].to_pylist()]
-        for i, name in enumerate(SPLIT_PARTS):
-            of_split = [part_of_row(row[i], pool) for row, pool in zip(of_rows, pools, strict=True)]
-            table = table.append_column(name, pa.array(of_split, pa.string()))
+        of_rows = [known.get(region, OfRegion()) for region in table["region_id"].to_pylist()]
+        pools = [pool or "" for pool in table["pool"].to_pylist()] if "pool" in table.column_names else []
+        for name in names:
+            if name == NEAR:
+                table = table.append_column(name, pa.array([row.near for row in of_rows], pa.bool_()))
+                continue
+            place = SPLIT_PARTS.index(name)
+            parts = [part_of_row(row.parts[place], pool) for row, pool in zip(of_rows, pools, strict=True)]
+            table = table.append_column(name, pa.array(parts, pa.string()))
         return table
 
     def kernels_table(self, columns: Sequence[str] | None = None) -> Any:
-        """`kernels.parquet` as one `pyarrow.Table`, with splits and costs; all its columns where none are named."""
+        """`kernels.parquet` as one `pyarrow.Table`, with splits and costs; all its columns where none are named. What
+        it lacks of `ADDED` is made anew."""
         import pyarrow as pa
 
         names = list(columns or kernels_schema().names)
-        schema = pa.schema([kernels_schema().field(name) for name in names])
-        batches = self._batches(KERNELS, names, valid=True)
-        return pa.Table.from_batches([batch.select(names).cast(schema) for batch in batches], schema)
+        lacks = self.lacks(KERNELS) if set(ADDED) & set(names) else set()
+        stored = [name for name in names if name not in lacks] + (["id"] if lacks and "id" not in names else [])
+        schema = pa.schema([kernels_schema().field(name) for name in stored])
+        batches = self._batches(KERNELS, stored, valid=True)
+        table = pa.Table.from_batches([batch.select(stored).cast(schema) for batch in batches], schema)
+        if missing := lacks & set(names):
+            made = added_values(self.kernels(), self.workloads())
+            for name in missing:
+                values = [made.get(kernel, {}).get(name) for kernel in table["id"].to_pylist()]
+                table = table.append_column(name, pa.array(values, kernels_schema().field(name).type))
+        return table.select(names)
+
+    def lacks(self, name: str) -> set[str]:
+        """Those of `ADDED` that its file of kernels or of measurements does not have."""
+        with self._opened(name, kernels_schema() if name == KERNELS else measurements_schema()) as file:
+            return set(ADDED) - set(file.schema_arrow.names)
 
     def kernels(self) -> dict[str, Kernel]:
         """Every kernel by id."""
@@ -344,7 +369,8 @@ class Export:
             with parquet.ParquetFile(self.folder / name) as file:
                 if (found := _version_of(file)) not in READABLE:
                     raise DataError(_other_schema(self.folder / name, found))
-                _check_types(file.schema_arrow, schema, constants_of(file.schema_arrow.metadata))
+                optional = ADDED if name == KERNELS else constants_of(file.schema_arrow.metadata)
+                _check_types(file.schema_arrow, schema, optional)
                 texts = _dictionaries(file.metadata)
             check_bounds(self.folder / name)
             with parquet.ParquetFile(self.folder / name, read_dictionary=texts) as file:
@@ -488,8 +514,8 @@ def _with_constants(batch: Any, constants: Mapping[str, Any], columns: Sequence[
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], list(columns))
 
 
-def _check_types(found: Any, schema: Any, constants: Collection[str] = ()) -> None:
-    """Raises TypeError where a column is missing that is not among the `constants`, or is of another type."""
+def _check_types(found: Any, schema: Any, optional: Collection[str] = ()) -> None:
+    """Raises TypeError where a column is missing that is not among the `optional`, or is of another type."""
     import pyarrow as pa
 
     def plain(kind: Any) -> Any:
@@ -498,7 +524,7 @@ def _check_types(found: Any, schema: Any, constants: Collection[str] = ()) -> No
         return pa.list_(kind.value_type) if pa.types.is_list(kind) else kind  # whatever its items are called
 
     for field in schema:
-        if field.name in constants and field.name not in found.names:
+        if field.name in optional and field.name not in found.names:
             continue
         if found.names.count(field.name) != 1:
             raise TypeError(f"there is no column {field.name}, or more than one")

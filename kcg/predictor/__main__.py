@@ -70,7 +70,9 @@ def score(
     dataset: Annotated[
         str, typer.Option(metavar="NAME", help="in a checkout, a path, or OWNER/NAME@REVISION of the Hub")
     ] = "h200",
-    split: Annotated[str, typer.Option(metavar="NAME", help="whose test part: workload, kernel or twin")] = "workload",
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="whose test part: workload, kernel, twin or alike")
+    ] = "workload",
     json_mode: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """Score predictions on the test part of a dataset. Beside them the predictor that comes with kcg is scored."""

@@ -240,7 +240,7 @@ def load(
 
 
 def _identity(export: Export, part: tuple[str, str] | None, pool: bool) -> str:
-    whole = [FEATURES_VERSION, NAMES, COLUMNS, PROTOCOL, sorted(export.checksums.items())]
+    whole = [FEATURES_VERSION, NAMES, COLUMNS, SPLITS, PROTOCOL, sorted(export.checksums.items())]
     text = json.dumps([*whole, part, pool] if part or pool else whole)
     return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 

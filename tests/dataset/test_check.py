@@ -313,6 +313,8 @@ def test_a_kernel_in_the_wrong_part_of_a_split_is_named(folder: Path) -> None:
     [
         ("split_workload", "test", "split_workload is 'test', but should be 'train'"),
         ("split_twin", None, "split_twin is None, but should be '"),
+        ("split_alike", None, "split_alike is None, but should be '"),
+        ("near_in_training", None, "near_in_training is None, but should be "),
         ("median_s", 1.0, "median_s is 1.0, but should be 1.2"),
         ("median_s", None, "median_s is None, but should be 1.2"),
         ("n_samples", 3, "n_samples is 3, but should be 2"),

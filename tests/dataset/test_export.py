@@ -20,13 +20,14 @@ from kcg.dataset.columns import (
     BESIDE,
     GROUP_BYTES,
     KEPT,
+    OF_REGION,
     ROW_GROUP,
     SPLIT_COLUMNS,
     SPLIT_PARTS,
     as_exported,
     measurements_schema,
-    parts_of_regions,
     rows_of_a_group,
+    values_of_regions,
 )
 from kcg.dataset.export import CHECKSUMS, FILES, Export, export, merge, read_export
 from kcg.dataset.journal import Journal, Record
@@ -227,7 +228,7 @@ def test_kernels_have_costs_and_a_place_in_the_splits(path: Path, tmp_path: Path
         True,
         False,
     )
-    assert [rows[KERNELS[0].id][name] for name in ("operations", "bytes", *SPLIT_COLUMNS[1:])] == [None] * 8
+    assert [rows[KERNELS[0].id][name] for name in ("operations", "bytes", *SPLIT_COLUMNS[1:])] == [None] * 11
 
 
 def test_a_bad_row_is_reported_and_the_others_are_read(path: Path, tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_a_row_has_its_time_its_samples_and_its_part_of_every_split(path: Path, 
         journal.record(measurement(3, region_id=KERNELS[0].id, samples_s=(5e-6,)))
     data = exported(path, tmp_path / "out")
     file = parquet.ParquetFile(tmp_path / "out" / "measurements.parquet")
-    assert file.schema_arrow.names[:8] == [
+    assert file.schema_arrow.names[:9] == [
         "region_id",
         *SPLIT_PARTS,
         "status",
@@ -296,7 +297,7 @@ def test_a_row_has_its_time_its_samples_and_its_part_of_every_split(path: Path, 
     assert {r["split_workload"] for r in (good, noisy, late)} == {"test"}
     kernels = {r["id"]: r for r in data.kernels_table().to_pylist()}
     assert [good[name] for name in SPLIT_PARTS] == [kernels[product.id][name] for name in SPLIT_PARTS]
-    assert [found[KERNELS[0].id, "ok"][name] for name in SPLIT_PARTS] == [None] * 3, "it is no AST: in no part"
+    assert [found[KERNELS[0].id, "ok"][name] for name in OF_REGION] == [None] * 5, "it is no AST: in no part"
     made = data.table(1, ["region_id", *BESIDE]).to_pylist()
     assert [r["split_workload"] for r in made if r["region_id"] == product.id] == ["test"] * 3
     assert sorted(r["n_samples"] for r in made) == [0, 1, 1, 4]
@@ -305,7 +306,7 @@ def test_a_row_has_its_time_its_samples_and_its_part_of_every_split(path: Path, 
 def test_a_region_of_several_kernels_is_held_out_with_the_one_that_is() -> None:
     def of(*parts: str | None) -> str | None:
         kernels = {f"k{i}": dict.fromkeys(SPLIT_PARTS, part) for i, part in enumerate(parts)}
-        return parts_of_regions(kernels, {"region": [*kernels]})["region"][0]
+        return values_of_regions(kernels, {"region": [*kernels]})["region"].parts[0]
 
     assert (of("train", "test", "validation"), of("train", "validation"), of("train", "train")) == (
         "test",
@@ -313,7 +314,8 @@ def test_a_region_of_several_kernels_is_held_out_with_the_one_that_is() -> None:
         "train",
     )
     assert (of("train", None), of("test", None)) == (None, "test")
-    assert parts_of_regions({"k": dict.fromkeys(SPLIT_PARTS, "train")}, {"r": ["k", "gone"]})["r"] == (None,) * 3
+    found = values_of_regions({"k": dict.fromkeys(SPLIT_PARTS, "train")}, {"r": ["k", "gone"]})["r"]
+    assert found.parts == (None,) * len(SPLIT_PARTS) and found.near is None
 
 
 def test_a_column_that_never_differs_is_reported_once_and_comes_back(path: Path, tmp_path: Path) -> None:
