@@ -16,11 +16,11 @@ from kcg.dataset.choices import HAND_CODED, is_chosen
 from kcg.dataset.job_use import RunUse
 from kcg.dataset.journal import Doubt, Record
 from kcg.dataset.noise import NoiseFloor, Repeats, Spread, noise_floors
-from kcg.dataset.splits import PARTS, make_splits
+from kcg.dataset.splits import PARTS, TEST, make_splits, part_of_kernels
 from kcg.errors import CodecError, DataError
 from kcg.kernel.kinds import KINDS, CountsSteps, kind_named
 from kcg.nouns import printable
-from kcg.types import Kernel, Measurement, Status, Target, Workload
+from kcg.types import Kernel, Measurement, Region, Status, Target, Workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +39,7 @@ class Source(Protocol):
     """What is counted: a `Journal` or an `Export`."""
 
     def kernels(self) -> dict[str, Kernel]: ...
+    def regions(self) -> dict[str, Region]: ...
     def targets(self) -> dict[str, Target]: ...
     def workloads(self) -> list[Workload]: ...
     def protocols(self) -> list[int]: ...
@@ -88,6 +89,7 @@ class PartStats:
     kernels: int
     rows: int
     twins: int  # of its kernels, those with a twin in training
+    near: int  # and those near one in training (`kcg.dataset.splits.Split.near_in_training`)
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class Stats:
     ]  # "status: first line of the cause" of what is not ok, numbers left out; the most frequent
     samplers: Mapping[str, int]  # rows
     sampler_statuses: Mapping[str, Mapping[str, int]]  # rows, by sampler and status
+    kinds: Mapping[str, int]  # rows by the kind of schedule
     protocols: Mapping[int, int]  # rows
     families: tuple[FamilyStats, ...]
     workloads: tuple[WorkloadStats, ...]
@@ -141,6 +144,7 @@ def stats(source: Source) -> Stats:
     reasons: Counter[str] = Counter()
     trials: list[Measurement] = []
     protocols: Counter[int] = Counter()
+    kinds: Counter[str] = Counter()
     rows: dict[str, Counter[bool]] = defaultdict(Counter)  # by region and whether they are ok
     unjudged: Counter[str] = Counter()  # rows by region
     times: dict[str, list[float]] = defaultdict(list)
@@ -152,6 +156,7 @@ def stats(source: Source) -> Stats:
             ok = m.status == Status.OK
             statuses[m.sampler, str(m.status)] += 1
             protocols[protocol] += 1
+            kinds[str(m.schedule.kind)] += 1
             searched += m.early_stop
             chosen_rows += (chosen := is_chosen(record.chosen.pool))
             rows[m.region_id][ok] += 1
@@ -200,6 +205,7 @@ def stats(source: Source) -> Stats:
         reasons=_most_of_each(reasons),
         samplers=_most_first(by_sampler),
         sampler_statuses={sampler: _most_first(each[sampler]) for sampler in _most_first(by_sampler)},
+        kinds=_most_first(kinds),
         protocols=dict(sorted(protocols.items())),
         families=_families(workloads, rows, speed),
         workloads=tuple(_workload(w, totals, speed) for w in workloads),
@@ -213,7 +219,7 @@ def stats(source: Source) -> Stats:
         runtimes=_histogram(medians),
         runtime_quartiles=quartiles(medians),
         dtypes=_dtypes(kernels, totals),
-        splits=_splits(kernels, workloads, totals),
+        splits=_splits(kernels, workloads, source.regions(), totals),
         noise_floors=tuple(noise_floors(trials)),
         search_noise=repeats.noise(),
         drift=repeats.drift(),
@@ -361,8 +367,12 @@ def _workload(workload: Workload, rows: Mapping[str, int], speed: _Speedups) -> 
 
 
 def _splits(
-    kernels: Mapping[str, Kernel], workloads: Iterable[Workload], rows: Mapping[str, int]
+    kernels: Mapping[str, Kernel],
+    workloads: Iterable[Workload],
+    regions: Mapping[str, Region],
+    rows: Mapping[str, int],
 ) -> dict[str, dict[str, PartStats]]:
+    """The parts of each split; the rows are those of regions of several kernels, too."""
     try:
         splits = make_splits(kernels, workloads)
     except CodecError:
@@ -370,10 +380,16 @@ def _splits(
     found: dict[str, dict[str, PartStats]] = {}
     for name, split in splits.items():
         found[name] = {}
+        measured: Counter[str | None] = Counter()
+        for region, count in rows.items():
+            members = [kernel.id for kernel in regions[region].kernels] if region in regions else [region]
+            measured[part_of_kernels({split.parts.get(kernel) for kernel in members})] += count
         for part in PARTS:
             members = split.kernels_of(part)
-            shape_classes = sum(k in split.shape_class_in_training for k in members)
-            found[name][part] = PartStats(len(members), sum(rows.get(k, 0) for k in members), shape_classes)
+            twins, near = (
+                sum(k in those for k in members) for those in (split.shape_class_in_training, split.near_in_training)
+            )
+            found[name][part] = PartStats(len(members), measured[part], twins, near)
     return found
 
 
@@ -494,6 +510,8 @@ def _facts(stats: Stats) -> Iterator[tuple[str, str]]:
             for name, parts in stats.splits.items()
         )
         yield "splits", f"{', '.join(sizes)} kernels for training / validation / test"
+        near = (f"{name} {parts[TEST].near:,} of {parts[TEST].kernels:,}" for name, parts in stats.splits.items())
+        yield "near training", f"{', '.join(near)} kernels of the test are near one of training"
     for name, spreads in (("noise", stats.noise_floors), ("search noise", stats.search_noise), ("drift", stats.drift)):
         if spreads:
             parts = (f"{percent(s.median)} (90%: {percent(s.p90)}) {duration_class(s.shorter_than_s)}" for s in spreads)

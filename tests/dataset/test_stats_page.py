@@ -189,11 +189,15 @@ def test_what_was_timed_again_reports_noise_and_drift(found: Stats) -> None:
 
 
 def test_splits_report_kernels_rows_and_shape_classes(found: Stats) -> None:
-    assert set(found.splits) == {"workload", "kernel", "twin"}
+    assert set(found.splits) == {"workload", "kernel", "twin", "alike"}
     for parts in found.splits.values():
         assert sum(p.kernels for p in parts.values()) == 4 and sum(p.rows for p in parts.values()) == 17
     assert found.splits["workload"]["test"].kernels == 2  # all of Flux
     assert all(p.twins == 0 for p in found.splits["twin"].values())
+    assert all(
+        p.near <= p.kernels and not parts["train"].near for parts in found.splits.values() for p in parts.values()
+    )
+    assert found.splits["alike"]["test"].kernels >= 2 and found.kinds == {"opts": 17}
 
 
 def test_an_export_has_the_numbers_of_its_journal(found: Stats, journal: Path, tmp_path: Path) -> None:
