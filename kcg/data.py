@@ -6,6 +6,7 @@
     frame = data.to_pandas()               # a row for each schedule that was measured: its family, its time, …
     parts = data.to_datasets()             # train, validation and test, no kernel in two of them
     graphs = data.to_pyg("train")          # what the predictor sees, with the logarithm of the runtime
+    table = data.to_arrow(parameters=True)  # with a column for each parameter of tile programs
 
 A row of the table is one schedule that was timed, or how it failed. `COLUMNS` says what its columns mean. Importing
 this module loads neither pandas nor torch; `pip install 'kcg[data]'` brings pandas and `datasets`.
@@ -16,8 +17,9 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import tempfile
+import typing
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,9 +32,10 @@ from kcg.dataset.publish import COLUMNS as OF_FILES
 from kcg.dataset.reading import MEASUREMENTS, Export, read_export
 from kcg.dataset.sources import names, place_of
 from kcg.dataset.splits import PARTS, SPLITS, families_of
-from kcg.errors import KcgError, UnknownName, UsageError
+from kcg.errors import DataError, KcgError, ScheduleError, UnknownName, UsageError
+from kcg.kernel.kinds import KINDS, HasParameters, kind_named
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import Status
+from kcg.types import Schedule, Status
 
 if TYPE_CHECKING:
     from kcg.predictor.pyg import ScheduleGraphs
@@ -40,15 +43,30 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Data", "load", "names"]
 
 FAMILY: Final = "family"
-COLUMNS: Final[dict[str, str]] = {FAMILY: "the workload that the kernel is of, without its preset"} | {
-    column: words
-    for columns, words in OF_FILES[MEASUREMENTS].items()
-    for column in columns.split(", ")
-    if column != "timing"  # a row of another file
+OF_REGIONS: Final = {
+    FAMILY: "the workload that the region is of, without its preset",
+    "n_kernels": "how many kernels the region has",
+    "operations": "arithmetic of one call, of all its kernels",
+    "bytes": "least memory traffic of one call, of all its kernels, each by itself",
 }
+OF_ROWS: Final = {
+    "device": "the model of the hardware",
+    "binary_hash": "the program: the first 16 hex digits of the SHA-256 of its binary; null where there is none",
+}
+COLUMNS: Final[dict[str, str]] = (
+    OF_REGIONS
+    | OF_ROWS
+    | {
+        column: words
+        for columns, words in OF_FILES[MEASUREMENTS].items()
+        for column in columns.split(", ")
+        if column != "timing"  # a row of another file
+    }
+)
 """What each column of the table means, by its name."""
 
-_READABLE: Final = (FAMILY, "median_s", "status", "schedule_body", "n_samples")
+_ARROW: Final = {FAMILY: "string", "n_kernels": "int32", "operations": "float64", "bytes": "float64"}
+_READABLE: Final = (FAMILY, "median_s", "status", "schedule_body", "n_samples", *OF_REGIONS, "device")
 _IDS: Final = ("region_id", "target", "toolchain", "run_id")
 
 
@@ -69,58 +87,106 @@ class Data:
         counts = f"{counted(kernels, 'kernel')} of {counted(families, 'family', 'families')}"
         return f"Data({self.name!r}: {len(table):,} schedules of {counts}, on {models})"
 
-    def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
+    def to_arrow(self, columns: Sequence[str] | None = None, *, parameters: bool = False) -> Any:
         """The table as `pyarrow.Table`: all rows under today's timing protocol, the columns that are named or all of
-        `COLUMNS`. Texts that come again and again are dictionaries. Raises UnknownName, DataError."""
+        `COLUMNS`. Texts that come again and again are dictionaries. With `parameters` there is a column for each of
+        `parameter_names`, too; some of them may be named instead. Raises UnknownName, DataError."""
         import pyarrow.compute as pc
 
         wanted = list(_column_names() if columns is None else columns)
+        known = parameter_names() if parameters or not COLUMNS.keys() >= set(wanted) else []
+        wanted += [name for name in known if parameters and name not in wanted]
         for name in wanted:
-            if name not in COLUMNS:
-                raise UnknownName("column", name, list(COLUMNS))
-        of_others = {FAMILY: "region_id", "median_s": "status"}  # what these two follow from
-        stored = [name for name in (*wanted, *(of_others.get(n, n) for n in wanted)) if name != FAMILY]
-        table = self.export.table(PROTOCOL, list(dict.fromkeys(stored)))
-        if FAMILY in wanted:
-            table = table.append_column(FAMILY, self._families(table["region_id"]))
+            if name not in COLUMNS and name not in known:
+                raise UnknownName("column", name, [*COLUMNS, *known])
+        of_others = dict.fromkeys(OF_REGIONS, ("region_id",)) | dict.fromkeys(known, ("schedule_kind", "schedule_body"))
+        of_others |= {"median_s": ("median_s", "status"), "device": ("target",)}  # what each follows from
+        stored = dict.fromkeys(column for name in wanted for column in of_others.get(name, (name,)))
+        table = self.export.table(PROTOCOL, list(stored))
+        if of_regions := [name for name in OF_REGIONS if name in wanted]:
+            values = self._of_regions(of_regions)
+            for name in of_regions:
+                table = table.append_column(name, _looked_up(table["region_id"], values[name], _ARROW[name]))
+        if "device" in wanted:
+            models = {fingerprint: target.model for fingerprint, target in self.export.targets().items()}
+            table = table.append_column("device", _looked_up(table["target"], models, "string"))
+        if "binary_hash" in wanted:
+            table = table.set_column(table.column_names.index("binary_hash"), "binary_hash", _hex(table["binary_hash"]))
         if "median_s" in wanted:
             timed = pc.equal(table["status"].cast("string"), str(Status.OK))
             seconds = pc.if_else(timed, table["median_s"], None)  # a failure has no time
             table = table.set_column(table.column_names.index("median_s"), "median_s", seconds)
+        if of_kinds := [name for name in wanted if name in known]:
+            for name, column in self._parameters(table, of_kinds):
+                table = table.append_column(name, column)
         return table.select(wanted)
 
-    def _families(self, region_ids: Any) -> Any:
-        """The family of each row, as a dictionary; null where no workload has the kernel."""
+    def _of_regions(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The values of these columns of `OF_REGIONS`, each by the region's id; None where they are not known."""
+        found: dict[str, dict[str, Any]] = {}
+        if FAMILY in names:
+            found[FAMILY] = dict(families_of(self.export.workloads()))
+        if len(names) > len(found):
+            of_kernels = self.kernels(["id", "operations", "bytes"]).to_pylist()
+            costs = {row["id"]: row for row in of_kernels}
+            members = {region: [kernel.id for kernel in r.kernels] for region, r in self.export.regions().items()}
+            members |= {kernel: [kernel] for kernel in costs}
+            found["n_kernels"] = {region: len(kernels) for region, kernels in members.items()}
+            for name in ("operations", "bytes"):
+                each = {region: [costs[k][name] for k in kernels] for region, kernels in members.items()}
+                found[name] = {region: None if None in values else sum(values) for region, values in each.items()}
+        return found
+
+    def _parameters(self, table: Any, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """These parameters of each row's schedule; null where its kind does not have them."""
         import pyarrow as pa
 
-        ids, known = region_ids.combine_chunks(), families_of(self.export.workloads())
-        names = pa.array([known.get(one) for one in ids.dictionary.to_pylist()], pa.string())
-        return names.take(ids.indices).dictionary_encode()
+        schedules = list(zip(table["schedule_kind"].to_pylist(), table["schedule_body"].to_pylist(), strict=True))
+        kinds = {name: kind for name in KINDS if isinstance(kind := kind_named(name), HasParameters)}
+        read: dict[tuple[str, str], dict[str, Any]] = {}
+        for kind, body in set(schedules):
+            if kind in kinds:
+                try:
+                    read[kind, body] = kinds[kind].parameters(Schedule(kind, body))
+                except ScheduleError as error:
+                    raise DataError(
+                        f"{self.export.folder}: a schedule of kind {kind} cannot be read ({error})"
+                    ) from error
+        types = {name: of_type for kind in kinds.values() for name, of_type in kind.parameter_types().items()}
+        for name in names:
+            values = [read.get(schedule, {}).get(name) for schedule in schedules]
+            yield name, pa.array(values, _arrow_type(types[name]))
 
     def kernels(self, columns: Sequence[str] | None = None) -> Any:
         """The kernels as `pyarrow.Table`, whose `id` is the `region_id` of rows: the columns of `kernels.parquet`."""
         return self.export.kernels_table(columns)
 
-    def to_pandas(self, columns: Sequence[str] | None = None) -> Any:
-        """The table as `pandas.DataFrame`; texts that come again and again are categories. Raises UsageError where
+    def to_pandas(self, columns: Sequence[str] | None = None, *, parameters: bool = False) -> Any:
+        """`to_arrow` as `pandas.DataFrame`; texts that come again and again are categories. Raises UsageError where
         there is no pandas."""
         _imported("pandas")
-        return self.to_arrow(columns).to_pandas()
+        return self.to_arrow(columns, parameters=parameters).to_pandas()
 
-    def to_datasets(self, split: str = "workload", columns: Sequence[str] | None = None) -> Any:
-        """The table as `datasets.DatasetDict` of `train`, `validation` and `test` under one of `kcg.dataset.splits`:
-        `workload`, `kernel` or `twin`. A kernel's rows are all in one part; of `twin` all kernels that differ in sizes
-        only. Rows that are in no part are left out. Raises UsageError where there is no `datasets`."""
+    def to_datasets(
+        self, split: str = "workload", columns: Sequence[str] | None = None, *, parameters: bool = False
+    ) -> Any:
+        """`to_arrow` as `datasets.DatasetDict` of `train`, `validation` and `test` under one of `kcg.dataset.splits`:
+        `workload`, `kernel`, `twin` or `alike`. A kernel's rows are all in one part; of `twin` all kernels that differ
+        in sizes only, of `alike` all of one form, data types and rounded extents. Rows that are in no part are left
+        out. Raises UsageError where there is no `datasets`."""
         library = _imported("datasets")
-        return library.DatasetDict({part: library.Dataset(table) for part, table in self.parts(split, columns).items()})
+        parts = self.parts(split, columns, parameters=parameters)
+        return library.DatasetDict({part: library.Dataset(table) for part, table in parts.items()})
 
-    def parts(self, split: str = "workload", columns: Sequence[str] | None = None) -> dict[str, Any]:
+    def parts(
+        self, split: str = "workload", columns: Sequence[str] | None = None, *, parameters: bool = False
+    ) -> dict[str, Any]:
         """`to_datasets` as one `pyarrow.Table` for each part, with plain texts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         of_split = f"split_{_known_split(split)}"
-        wanted = list(_column_names() if columns is None else columns)
+        wanted = [*(_column_names() if columns is None else columns), *(parameter_names() if parameters else ())]
         table = self.to_arrow(list(dict.fromkeys([*wanted, of_split])))
         for i, field in enumerate(table.schema):
             if pa.types.is_dictionary(field.type):
@@ -166,9 +232,43 @@ def load(source: str | Path) -> Data:
     return data
 
 
+def parameter_names() -> list[str]:
+    """The columns that parameters of schedules make: those of tile programs, named as the fields of
+    `kcg.kernel.tile.parameters.TileParameters`, which says what they mean."""
+    kinds = (kind_named(name) for name in KINDS)
+    return list(dict.fromkeys(name for k in kinds if isinstance(k, HasParameters) for name in k.parameter_types()))
+
+
+def _looked_up(keys: Any, values: Mapping[str, Any], of_type: str) -> Any:
+    """What stands for each text of a column of dictionaries: texts as such a column again; null for what is missing."""
+    import pyarrow as pa
+
+    keys = keys.combine_chunks()
+    found = pa.array([values.get(key) for key in keys.dictionary.to_pylist()], pa.type_for_alias(of_type))
+    return found.take(keys.indices).dictionary_encode() if of_type == "string" else found.take(keys.indices)
+
+
+def _hex(hashes: Any) -> Any:
+    """Bytes as hex digits, as a column of dictionaries."""
+    import pyarrow as pa
+
+    encoded = hashes.combine_chunks().dictionary_encode()
+    digits = [one.hex() for one in encoded.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(digits, pa.string()))
+
+
+def _arrow_type(of_type: Any) -> Any:
+    """The Arrow type of a parameter's type."""
+    import pyarrow as pa
+
+    if arguments := typing.get_args(of_type):
+        return pa.list_(_arrow_type(arguments[0]))
+    return {bool: pa.bool_(), int: pa.int32(), str: pa.string()}[of_type]
+
+
 def _column_names() -> list[str]:
     """All columns, those first that a reader wants first, and last those of ids."""
-    named = dict.fromkeys([*_READABLE, *FIRST, *measurements_schema().names, *BESIDE, *CHOICE, *OF_CHOICE])
+    named = dict.fromkeys([*_READABLE, *FIRST, *measurements_schema().names, *BESIDE, *CHOICE, *OF_CHOICE, *OF_ROWS])
     return [name for name in (*(n for n in named if n not in _IDS), *_IDS) if name in COLUMNS]
 
 

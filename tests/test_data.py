@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import hashlib
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +14,23 @@ import pyarrow.compute as pc
 import pytest
 
 from kcg.cli import pip_install
-from kcg.data import COLUMNS, Data, load, names
+from kcg.data import COLUMNS, OF_REGIONS, OF_ROWS, Data, load, names, parameter_names
+from kcg.dataset.check import verify
 from kcg.dataset.columns import measurements_schema, stored_schema
+from kcg.dataset.export import export
+from kcg.dataset.journal import Chosen, Journal, Run
+from kcg.dataset.publish import CARD, write_card
 from kcg.dataset.splits import PARTS, SPLITS
 from kcg.errors import DataError, UnknownName, UsageError
+from kcg.kernel.codec import kernel_of
+from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.tile.parameters import TileParameters
+from kcg.types import Region, Schedule, ScheduleKind, Workload, WorkloadCall
+from tests.chains import region_of
 from tests.commands import python
+from tests.dataset.test_journal import TARGET, TOOLCHAIN, measurement
+from tests.kernels import empty, kernels_of
+from tests.known_targets import KNOWN_TARGETS
 from tests.rules import HEAVY, loaded_by
 from tests.small_dataset import small_dataset
 
@@ -46,7 +62,7 @@ def test_the_table_has_every_column_and_no_time_of_a_failure(small: Path) -> Non
     assert (
         set(table.column_names)
         == COLUMNS.keys()
-        == {"family", *stored_schema({}, with_choices=True).names} - {"timing"}
+        == {*OF_REGIONS, *OF_ROWS, *stored_schema({}, with_choices=True).names} - {"timing"}
     )
     assert COLUMNS.keys() >= {*measurements_schema().names} - {"timing"}
     assert all(COLUMNS.values())
@@ -81,6 +97,9 @@ def test_no_kernel_is_in_two_parts(small: Path, split: str) -> None:
         classes = dict(zip(*(data.kernels(["id", "twin"])[name].to_pylist() for name in ("id", "twin")), strict=True))
         twins = [{classes[kernel] for kernel in ids} for ids in kernels]
         assert sum(map(len, twins)) == len(set.union(*twins))
+    if split == "alike":
+        near = data.to_arrow(["near_in_training", "split_alike"]).to_pylist()
+        assert {row["split_alike"] for row in near if row["near_in_training"]} <= {"validation", "test"}
 
 
 def test_graphs_are_those_of_the_predictor_with_the_logarithm_of_the_time(small: Path) -> None:
@@ -189,3 +208,111 @@ def test_what_is_no_dataset_is_one_line(source: str | Path, says: str) -> None:
 
 def test_importing_it_loads_no_pandas_and_no_torch() -> None:
     assert loaded_by("-c", "import kcg; kcg.data.load") & HEAVY <= {"tinygrad", "huggingface_hub"}
+
+
+# -- tile programs, and what others need of a row
+
+
+PRODUCT = Region((kernel_of(kernels_of(empty(64, 128) @ empty(128, 256))[-1]),))
+NORM = region_of(empty(64, 128).layernorm().contiguous())
+
+
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export with tile programs of products of many sizes, of two targets and of a region of several kernels."""
+    folder = tmp_path_factory.mktemp("tiles")
+    sums = [Region((kernel_of(kernels_of(empty(8 << i, 8 << j).sum(1))[-1]),)) for i in range(6) for j in range(6)]
+    products = [
+        Region((kernel_of(kernels_of(empty(8 << i, 16 << j) @ empty(16 << j, 64))[-1]),))
+        for i in range(6)
+        for j in range(6)
+    ]
+    with Journal.open(folder / "a.sqlite") as journal, journal.bulk():
+        for target in (KNOWN_TARGETS["sm_90"], TARGET):
+            journal.add_target(target)
+        journal.add_toolchain(TOOLCHAIN)
+        journal.add_run(Run("r1", "2026-11-29T00:00:00+00:00", "kcg", {}))
+        journal.add_workload(Workload("flux", "mini", (WorkloadCall(PRODUCT, 1), WorkloadCall(NORM, 1))))
+        family = [WorkloadCall(region, 1) for region in {one.id: one for one in (*sums, *products)}.values()]
+        journal.add_workload(Workload("synthetic_matmul", "mini", tuple(family)))
+        for n, region in enumerate((PRODUCT, NORM, *sums, *products)):
+            for warps in (4, 8):
+                body = TileParameters("contraction", ((0,), (1,)), (64, 128), reduce_tile=32, num_warps=warps).to_json()
+                made = measurement(
+                    n,
+                    region_id=region.id,
+                    schedule=Schedule(ScheduleKind.TILE, body),
+                    target=KNOWN_TARGETS["sm_90"].fingerprint,
+                    binary_hash=hashlib.sha256(body.encode()).hexdigest(),
+                    samples_s=(1e-6 * (n + warps),),
+                    sampler="uniform",
+                )
+                journal.record(made, chosen=Chosen("legal:400", probability=1 / 400))
+        journal.record(measurement(0, region_id=PRODUCT.id, schedule=RAW, samples_s=(3e-6,)))
+    with Journal.open(folder / "a.sqlite", create=False) as journal:
+        export(journal, folder / "export")
+    write_card(folder / "export")
+    return folder / "export"
+
+
+def test_parameters_of_tile_programs_are_columns(tiles: Path) -> None:
+    data = load(tiles)
+    fields = [field.name for field in dataclasses.fields(TileParameters)]
+    assert parameter_names() == fields and not {*fields} & {*COLUMNS}
+    table = data.to_arrow(parameters=True)
+    assert table.column_names == [*data.to_arrow().column_names, *fields]
+    for row in table.to_pylist():
+        found = {name: row[name] for name in fields}
+        if row["schedule_kind"] != ScheduleKind.TILE:
+            assert {*found.values()} == {None}, "of a row of another kind"
+            continue
+        values = dataclasses.asdict(TileParameters.from_json(row["schedule_body"]))
+        assert json.loads(json.dumps(values)) == found, "lists are lists, numbers numbers"
+    assert {row["num_warps"] for row in data.to_arrow(["num_warps"]).to_pylist()} == {4, 8, None}
+    assert data.parts("alike", ["median_s", "tile"])["test"].column_names == ["median_s", "tile"]
+    assert {*fields} <= {*data.to_pandas(parameters=True).columns}
+    assert {*data.to_datasets("alike", ["median_s"], parameters=True)["test"].column_names} == {"median_s", *fields}
+    with pytest.raises(UnknownName, match="did you mean num_warps"):
+        data.to_arrow(["num_warp"])
+
+
+def test_parameters_of_a_dataset_without_tile_programs_are_null(small: Path) -> None:
+    table = load(small).to_arrow(["num_warps", "tile"])
+    assert len(table) and all(table[name].null_count == len(table) for name in table.column_names)
+
+
+def test_a_row_names_its_region_device_program_and_why_it_was_chosen(tiles: Path) -> None:
+    columns = ["region_id", "n_kernels", "operations", "bytes", "family", "device", "binary_hash", "schedule_kind"]
+    columns += ["sampler", "pool", "probability", "weight", "median_s", "target", "toolchain"]
+    rows = load(tiles).to_arrow(columns).to_pylist()
+    product, opts = (
+        [r for r in rows if r["region_id"] == PRODUCT.id and r["schedule_kind"] == k] for k in ("tile", "opts")
+    )
+    (norm, *_) = (row for row in rows if row["region_id"] == NORM.id)
+    assert (norm["n_kernels"], norm["family"]) == (len(NORM.kernels), "flux") and norm["n_kernels"] > 1
+    costs = {row["id"]: row for row in load(tiles).kernels().to_pylist()}
+    for name in ("operations", "bytes"):
+        assert norm[name] == sum(costs[kernel.id][name] for kernel in NORM.kernels) > 0
+        assert product[0][name] == costs[PRODUCT.id][name]
+    assert (product[0]["n_kernels"], product[0]["device"], opts[0]["device"]) == (
+        1,
+        KNOWN_TARGETS["sm_90"].model,
+        TARGET.model,
+    )
+    wanted = {
+        hashlib.sha256(row["schedule_body"].encode()).hexdigest()[:16] for row in load(tiles).to_arrow().to_pylist()
+    }
+    assert {row["binary_hash"] for row in product} <= wanted and all(len(r["binary_hash"]) == 16 for r in rows)
+    assert (product[0]["sampler"], product[0]["pool"], product[0]["probability"]) == ("uniform", "legal:400", 1 / 400)
+    assert (opts[0]["pool"], opts[0]["probability"], opts[0]["weight"]) == (None, None, 1.0)
+
+
+def test_the_baseline_of_a_card_is_ten_lines_that_train(tiles: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", (tiles / CARD).read_text(), re.DOTALL)[-1]
+    lines = [line for line in code.splitlines() if line]
+    assert len(lines) == 10 and "num_warps" in code and "alike" in code
+    done = python("-c", code, cwd=tiles)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert 1 < float(line.removeprefix("off by a factor of ")) < 10
+    assert verify(tiles, workers=1).problems == ()

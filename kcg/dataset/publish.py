@@ -15,7 +15,7 @@ from kcg.dataset.columns import CHOICE, OF_CHOICE, constants_in
 from kcg.dataset.export import CHECKSUMS, Export, read_export
 from kcg.dataset.journal import Run
 from kcg.dataset.noise import Spread
-from kcg.dataset.reading import MEASUREMENTS, MOST_OF_LIST
+from kcg.dataset.reading import KERNELS, MEASUREMENTS, MOST_OF_LIST
 from kcg.dataset.schema import disk_full
 from kcg.dataset.stats import Stats, duration, duration_class, listed, percent, reasons_of_doubt, share
 from kcg.dataset.stats import stats as compute
@@ -23,7 +23,7 @@ from kcg.errors import DataError, UsageError
 from kcg.files import is_disk_full, read_limited, sha256_of, whole
 from kcg.hub.publisher import Publisher, listing
 from kcg.measure import protocol
-from kcg.types import Status
+from kcg.types import ScheduleKind, Status
 
 # ---- What the names in an export mean, in words, for its card: samplers, statuses, files and columns.
 
@@ -82,13 +82,19 @@ COLUMNS = {
         "nodes": "nodes of the AST",
         "operations": "arithmetic of one call; of what a tensor indexes, that of the elements that are picked",
         "bytes": "least memory traffic of one call; of a table that a tensor indexes, what is picked from it",
-        "split_workload, split_kernel, split_twin": "its part of each split: `train`, `validation` or `test`",
+        "split_workload, split_kernel, split_twin, split_alike": "its part of each split: train, validation or test",
         "twin": "its class of twins: kernels that differ in sizes only",
         "workload_twin_in_training, kernel_twin_in_training": "held out, but a twin is in training",
+        "alike": "its class of kernels of one form, data types of buffers and extents, rounded to powers of two",
+        "near_in_training": "held out under `alike`, but near a kernel of training: of the same form and data types, "
+        "and each rounded extent the same or the next power of two",
     },
     "measurements.parquet": {
         "region_id": "the kernel's id",
-        "split_workload, split_kernel, split_twin": "the kernel's part of each split: train on `train` of one of them",
+        "split_workload, split_kernel, split_twin, split_alike": "the kernel's part of each split: train on `train` of "
+        "one of them; of several kernels that of the one that is held out most",
+        "near_in_training": "as of the kernel; of several kernels, that each is in training or near one that is: leave "
+        "these out of figures on `test` of `split_alike`",
         "median_s": "the time: median of the samples in seconds, as float32; null where `status` is not `ok`",
         "n_samples": "how many samples it is the median of",
         "schedule_kind, schedule_body": "the schedule; for `opts` a JSON list of `[op, axis, argument]`, in order",
@@ -188,7 +194,7 @@ def render_card(export: Export) -> str:
     title = f"Measured schedules of tinygrad kernels on {' and '.join(models) or 'no device'}"
     sections = [
         _summary(stats, title), _provenance(export, stats), _measuring(export, stats), _sampling(export, stats),
-        _outcomes(stats), _trust(stats), _splits(stats), _files(export), _loading(export, stats),
+        _outcomes(stats), _trust(stats), _splits(export, stats), _files(export), _loading(export, stats),
         _limits(stats, export),
     ]  # fmt: skip
     return _header(export, stats, title) + "\n\n".join(itertools.chain(*sections)) + "\n"
@@ -392,17 +398,27 @@ def _trust(stats: Stats) -> Iterator[str]:
     yield _table(("what", "kernels", "compared", "median", "90% below"), rows)
 
 
-def _splits(stats: Stats) -> Iterator[str]:
+def _splits(export: Export, stats: Stats) -> Iterator[str]:
     yield "## Splits"
     yield (
-        "By workload (Flux is test, whole; some families are validation), by kernel, and by twin: kernels that differ "
-        "in sizes only are in one part. The columns `split_*` of measurements.parquet and of kernels.parquet say which "
-        "part a row's kernel is in: train on `train` of one split, and report on its `test`."
+        "By workload (Flux is test, whole; some families are validation), by kernel, by twin (kernels that differ in "
+        "sizes only are in one part), and alike: kernels of one form, data types and rounded extents are in one part, "
+        "whatever family they are of, those of Flux in the test. The columns `split_*` of measurements.parquet and of "
+        "kernels.parquet say which part a row's kernel is in: train on `train` of one split, and report on its `test`. "
+        "The strictest figure is on the rows of the test of `split_alike` without `near_in_training`."
     )
+    if export.lacks(KERNELS):
+        yield "These files were written before the split `alike`: `kcg.data.load` makes its columns from the kernels."
     yield _table(
-        ("split", "part", "kernels", "rows", "with a twin in training"),
+        ("split", "part", "kernels", "rows", "with a twin in training", "near one in training"),
         [
-            (name, part, f"{p.kernels:,}", f"{p.rows:,}", "" if part == "train" else f"{p.twins:,}")
+            (
+                name,
+                part,
+                f"{p.kernels:,}",
+                f"{p.rows:,}",
+                *(["", ""] if part == "train" else [f"{p.twins:,}", f"{p.near:,}"]),
+            )
             for name, parts in stats.splits.items()
             for part, p in parts.items()
         ],
@@ -424,6 +440,8 @@ def _files(export: Export) -> Iterator[str]:
         left_out = set(same.get(name, {}))
         if name == MEASUREMENTS and not export.has_choices():
             left_out |= {*CHOICE, *OF_CHOICE}
+        if name in (KERNELS, MEASUREMENTS):
+            left_out |= export.lacks(name)
         yield f"{name}:"
         yield _table(
             ("column", "meaning"),
@@ -496,6 +514,30 @@ def _loading(export: Export, stats: Stats) -> Iterator[str]:
         f"for record in data.export.records({version}):",
         "    print(record.measurement.schedule, record.measurement.median_s)",
         "    break",
+    )
+    yield "A baseline, least squares of the logarithms, on what it never saw:"
+    yield _code(*_baseline(stats))
+
+
+def _baseline(stats: Stats) -> Iterator[str]:
+    """The lines of an example that trains on columns of numbers; where there are tile programs, on their parameters."""
+    of_tiles = ["num_warps", "num_stages", "reduce_tile"] if ScheduleKind.TILE in stats.kinds else []
+    yield from (
+        "import kcg",
+        "import numpy as np",
+        "",
+        f"names = {json.dumps(['operations', 'bytes', *of_tiles])}",
+        'parts = kcg.data.load(".").parts("alike", ["median_s", "near_in_training", *names])',
+        'train, test = (parts[part].drop_null() for part in ("train", "test"))  # what was timed and has all of these',
+        "",
+        "",
+        "def numbers(rows):",
+        "    return np.column_stack([np.ones(len(rows)), *(np.log1p(rows[name].to_numpy()) for name in names)])",
+        "",
+        "",
+        'fit = np.linalg.lstsq(numbers(train), np.log(train["median_s"].to_numpy()), rcond=None)[0]',
+        'error = np.abs(numbers(test) @ fit - np.log(test["median_s"].to_numpy()))',
+        'print("off by a factor of", np.exp(np.median(error[~test["near_in_training"].to_numpy()])))',
     )
 
 

@@ -393,6 +393,17 @@ class CountsSteps(Protocol):
 
 
 @runtime_checkable
+class HasParameters(Protocol):
+    """A kind whose schedules are values of named parameters, the same for every region."""
+
+    def parameter_types(self) -> dict[str, Any]:
+        """The type of each by its name: `int`, `bool`, `str`, or a tuple of any length of one of these or of such."""
+
+    def parameters(self, schedule: Schedule) -> dict[str, Any]:
+        """Their values. Raises ScheduleError where the body is none."""
+
+
+@runtime_checkable
 class OfTinygrad(Protocol):
     """The kind that tinygrad applies itself, and keeps in its BEAM cache."""
 

@@ -184,8 +184,8 @@ def test_the_samplers_are_those_of_a_campaign() -> None:
 @pytest.mark.slow
 def test_what_it_shows_for_loading_works(exported: Path, card: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", section(card, "How to load it"), re.DOTALL)
-    assert len(blocks) == 2
-    code = "\n".join([*blocks, "print(len(rows), len(timings), len(kernels), len(table))"])
+    assert len(blocks) == 3
+    code = "\n".join([*blocks[:2], "print(len(rows), len(timings), len(kernels), len(table))"])
     done = python("-c", code, cwd=exported)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "17 17 4 17"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from kcg.compat.assembler import PATH_VARIABLE, assembler
 from kcg.errors import ScheduleError
@@ -94,6 +94,14 @@ class TileKind:
     ) -> Program | None:
         """See `kept_tile`."""
         return kept_tile(region, schedule, target, variables=variables, also=also)
+
+    def parameter_types(self) -> dict[str, Any]:
+        """Those of the fields of `TileParameters`."""
+        return get_type_hints(TileParameters)
+
+    def parameters(self, schedule: Schedule) -> dict[str, Any]:
+        """The fields of `TileParameters`."""
+        return dict(vars(TileParameters.from_json(schedule.body)))
 
     def describe(self, schedule: Schedule) -> str:
         """`tile 128x256x64, tma, persistent, 8 warps, 3 stages`."""
