@@ -1,0 +1,138 @@
+"""Which tile programs are wrong: programs of the raw space, before legality, and finalists, judged on a GPU.
+
+    python -m kcg.dataset generate --compile-only --target h200 --workloads … --kinds tile --out source.sqlite
+    python -m evaluation.dataset.wrong_programs draw source.sqlite --target h200 --out raw.json
+    python -m evaluation.dataset.wrong_programs measure raw.json --device CUDA --budget 8m --out map.json
+    python -m evaluation.dataset.wrong_programs summary map.json
+
+`draw` needs no GPU: `raw_programs.py` says how it draws. `measure` appends one line a program to its results, and goes
+on where it was when it is called again; `judging_raw.py` says how it judges. With `--finalists` it judges those of a
+file instead, by default with 10,000 launches each. `summary` counts outcomes, with 95 % intervals over regions, lists
+what is wrong, and updates evaluation/results/tile_data.json, run `wrong programs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evaluation.dataset import raw_programs, wrong_summary
+from evaluation.dataset.judging_raw import ALONE, BESIDE, CHECKED, Judging, Settings
+from evaluation.dataset.outcomes import Results, read_results
+from evaluation.dataset.raw_programs import Limits, Programs, Wanted
+from evaluation.rows import this_command
+from kcg.cli import guarded, parse_budget, record_results
+from kcg.compat.device import choose_device, prepare
+from kcg.dataset.journal import Journal
+from kcg.errors import DeviceError, UsageError
+from kcg.kernel.targets import target_named
+from kcg.measure.stress import LAUNCHES, PROVISIONAL
+from kcg.types import Target
+
+OUT = Path(__file__).parents[1] / "results" / "tile_data.json"
+RUN = "wrong programs"
+FINALISTS_S = 20.0  # of launches of one finalist, at most about
+
+application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@application.command()
+def draw(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="a journal with workloads")],
+    regions: Annotated[int, typer.Option(help="how many regions")] = 200,
+    programs: Annotated[int, typer.Option(help="programs of the raw space, of all regions together")] = 4_000,
+    legal: Annotated[int, typer.Option(help="programs beside them that are drawn from the legal ones")] = 0,
+    target: Annotated[str, typer.Option(metavar="NAME", help="h100, h200, sm_80 …")] = "h200",
+    seed: Annotated[int, typer.Option(help="of all draws")] = 0,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="regions and programs")] = Path("raw.json"),
+) -> None:
+    """Draw regions of SOURCE, and programs of each."""
+    with Journal.open(source, create=False, read_only=True) as journal:
+        workloads = journal.workloads()
+    found = raw_programs.draw(workloads, target, Wanted(regions, programs, legal, seed), Limits())
+    raw_programs.write(out, found)
+    typer.echo(raw_programs.summary_of(found))
+
+
+@application.command()
+def measure(
+    raw: Annotated[Path, typer.Argument(metavar="FILE", help="what draw wrote")],
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CUDA, CPU …")] = "auto",
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 8m; all by default")] = None,
+    finalists: Annotated[Path | None, typer.Option(metavar="FILE", help="judge these instead")] = None,
+    source: Annotated[Path | None, typer.Option(metavar="FILE", help="a journal with the finalists' regions")] = None,
+    launches: Annotated[int | None, typer.Option(help="of each program; 1,000, of finalists 10,000")] = None,
+    stress: Annotated[float | None, typer.Option(help="seconds of launches of each; 0.3, of finalists 20")] = None,
+    verify: Annotated[str, typer.Option(help="by the rules of finalists: alone, beside tinygrad's own, no")] = ALONE,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="results, a line each")] = Path("map.json"),
+) -> None:
+    """Judge the programs of FILE, or finalists, that OUT has no results of yet."""
+    began = time.monotonic()
+    if verify not in (ALONE, BESIDE, CHECKED):
+        raise UsageError(f"--verify {verify}: {ALONE}, {BESIDE} or {CHECKED}")
+    found, most_s = raw_programs.read(raw), 0.3
+    if finalists is not None:
+        found, most_s = raw_programs.read_finalists(finalists, found.places, source), FINALISTS_S
+    of_each = launches or (PROVISIONAL if finalists is None else LAUNCHES)
+    settings = Settings(launches=of_each, stress_s=stress if stress is not None else most_s, verify=verify)
+    choice = choose_device(device)
+    prepare(choice.dev)
+    whole = hashlib.sha256((finalists or raw).read_bytes()).hexdigest()
+    about = {
+        "programs": whole,
+        "count": len(found.programs),
+        "settings": asdict(settings),
+        "sampler": sampler_of(found),
+    }
+    with Results(out, about) as results, Judging(choice.dev, found, results, settings) as judging:
+        if found.target:
+            check_target(judging.services[0].target, target_named(found.target))
+        budget_s = None if budget is None else max(1.0, parse_budget(budget) - (time.monotonic() - began))
+        left = judging.run(budget_s, lambda line: typer.echo(line))
+    typer.echo(f"{len(results.rows)} of {len(found.programs)} programs judged, {left} left, in {out}")
+    if judging.errors:
+        raise DeviceError("; ".join(judging.errors))
+
+
+def check_target(here: Target, drawn_for: Target) -> None:
+    """Raises UsageError where what is legal on the one may not be legal on the other. Without a GPU nothing is the
+    same: nothing of what was drawn compiles there."""
+    if here.device == "CPU":
+        return
+    if (here.arch, here.cores) != (drawn_for.arch, drawn_for.cores):
+        raise UsageError(f"the programs were drawn for {drawn_for.model}, and this is {here.model}: draw with --target")
+
+
+def sampler_of(programs: Programs) -> dict[str, Any]:
+    """What is said of the draw beside the results: its settings, and how many settings have no text."""
+    without: dict[str, int] = {}
+    for place in programs.places:
+        for rule, count in place.without_text.items():
+            without[rule] = without.get(rule, 0) + count
+    return {**programs.sampler, "without_text": without}
+
+
+@application.command()
+def summary(
+    results: Annotated[Path, typer.Argument(metavar="FILE", help="what measure wrote")],
+    finalists: Annotated[Path | None, typer.Option(metavar="FILE", help="what it wrote of finalists")] = None,
+    listed: Annotated[int, typer.Option(help="how many wrong programs are listed")] = 100,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the figures")] = OUT,
+) -> None:
+    """Count outcomes, list what is wrong, and write the figures."""
+    about, rows = read_results(results)
+    if finalists is not None:
+        rows = [*rows, *read_results(finalists)[1]]
+    entry = wrong_summary.figures_of(rows)
+    typer.echo(wrong_summary.text_of(entry))
+    typer.echo(wrong_summary.listing(rows, listed))
+    record_results(out, RUN, {**entry, "about": about, "command": this_command()}, wrong_summary.headline_of(entry))
+
+
+if __name__ == "__main__":
+    guarded(lambda: application(standalone_mode=False))
