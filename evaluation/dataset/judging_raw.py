@@ -7,17 +7,18 @@ looked at (`looking.py`).
 
 Several children take turns on the device, each opening it while the others work: what is legal runs in the first, what
 is not in the others, so that a fault of the latter costs no time of the former. Programs that are not legal are no
-more run after `deaths` of one class (`raw_space.class_of`) lost a child, nor compiled after `slow` of the same form and
-the same broken rules took longer than `COMPILE_S`.
+more run after `deaths` of one class (`raw_space.class_of`) lost a child, nor compiled once at least `slow` of a form
+that break a rule, and most of all these, took longer than `COMPILE_ILLEGAL_S`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from evaluation.dataset import outcomes
+from evaluation.dataset.compiled_ahead import Ahead, Failed
 from evaluation.dataset.looking import LookJob, look_job
 from evaluation.dataset.outcomes import Results, Row
 from evaluation.dataset.raw_programs import Drawn, Place, Programs
@@ -34,9 +36,9 @@ from kcg.errors import DeviceError, VerificationError
 from kcg.judge.stressing import launches_in
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.program import Executable
-from kcg.measure import stress
+from kcg.measure import child, stress
 from kcg.measure.device_info import first_line
-from kcg.measure.jobs import CompileOutcome, PairedJob, StressJob
+from kcg.measure.jobs import CompileJob, CompileOutcome, PairedJob, StressJob
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.service import REFERENCES_TIMEOUT_S, MeasureService, Request, ServiceSettings, status_of
 from kcg.measure.verify import FINAL_SEEDS, References
@@ -45,12 +47,17 @@ from kcg.types import Status, Verification
 CHECK_S: Final = 15.0  # timeouts, in seconds: of checking and timing
 VERIFY_S: Final = 40.0
 STRESS_S: Final = 20.0  # of a piece of about a second, beyond what it should take
-COMPILE_S: Final = 12.0
+COMPILE_S: Final = 30.0
+COMPILE_ILLEGAL_S: Final = 8.0
+"""What is not legal may be far too large for a compiler: a minute and more. What is legal takes a second or two."""
 SLOW_S: Final = 0.005  # a program that takes longer has one sample
 LEAST_LAUNCHES: Final = 20
 LEAST_S: Final = 5e-6  # that a launch takes, for what follows from its time
 PAIRED_SAMPLES: Final = 3
+MOSTLY: Final = 0.8  # of programs, that break a rule
+COMPILING_S: Final = 900.0  # that a program may wait for its compiler, with all before it
 AHEAD: Final = 6  # programs for each compiler that are compiled before they are judged
+REGIONS_AHEAD: Final = 6  # whose references are computed before their programs are compiled
 POLL_S: Final = 0.2
 ALONE, BESIDE, CHECKED = "alone", "beside", "no"
 """How it is verified by the rules of finalists: alone, beside tinygrad's own schedule, or not."""
@@ -63,10 +70,11 @@ class Settings:
     """How programs are judged."""
 
     launches: int = stress.PROVISIONAL
-    stress_s: float = 0.3  # of launches of one program, about
+    stress_s: float = 0.2  # of launches of one program, about
     verify: str = ALONE
+    verify_every: int = 1  # program in so many that passed, by a hash, is verified
     deaths: int = 3
-    slow: int = 4
+    slow: int = 6
     children: int = 3  # that take turns on the device
 
 
@@ -86,11 +94,13 @@ class _Item:
 class Judging:
     """One run over a file of programs. Use as a context manager."""
 
-    def __init__(self, device: str, programs: Programs, results: Results, settings: Settings) -> None:
-        """Raises DeviceError where the device does not open."""
-        self._programs, self._results, self._settings = programs, results, settings
+    def __init__(
+        self, device: str, programs: Programs, results: Results, settings: Settings, ahead: Ahead | None = None
+    ) -> None:
+        """What was compiled `ahead` is not compiled here. Raises DeviceError where the device does not open."""
+        self._programs, self._results, self._settings, self._ahead = programs, results, settings, ahead
         self._stack = ExitStack()
-        beside = ServiceSettings(references_beside=True, compile_timeout_s=COMPILE_S)
+        beside = ServiceSettings(references_beside=True)
         first = self._stack.enter_context(MeasureService(device, run_id="wrong-programs", settings=beside))
         self.services = [first]
         try:
@@ -103,8 +113,9 @@ class Judging:
         except BaseException:
             self._stack.close()
             raise
-        # by class the programs that lost a child, by form and rules those that took too long to compile
-        self._lost, self._slow = Counter[str](), Counter[tuple[str, ...]]()
+        # by class the programs that lost a child; by form and rule those that took too long to compile, and all
+        self._lost = Counter[str]()
+        self._slow, self._tried = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for row in results.rows.values():
             self._count(row)
         self._binaries: dict[tuple[str, str], Row] = {}  # by place and binary: what was judged is not judged again
@@ -160,15 +171,29 @@ class Judging:
 
     def _ordered(self) -> Iterator[tuple[Place, Drawn, int]]:
         """What has no row yet, region by region, what is legal first, each with the number of its child: so what is
-        done after a cut are all programs of some regions, which are in an order at random."""
+        done after a cut are all programs of the regions that were drawn first, families in turns."""
         rest = len(self.services) - 1
         by_place: dict[str, list[Drawn]] = {}
         for program in self._programs.programs:
             by_place.setdefault(program.place, []).append(program)
-        for turn, place in enumerate(self._programs.places):
-            waiting = [p for p in by_place.get(place.key, ()) if p.key not in self._results.rows]
+        by_place = {
+            place.key: [p for p in by_place.get(place.key, ()) if p.key not in self._results.rows]
+            for place in self._programs.places
+        }
+        places = [place for place in self._programs.places if by_place[place.key]]
+        for turn, place in enumerate(places):
+            self._begin_references(places[turn : turn + REGIONS_AHEAD])
+            waiting = by_place[place.key]
             for program in sorted(waiting, key=lambda p: not p.legal):
                 yield place, program, 0 if program.legal or not rest else 1 + turn % rest
+
+    def _begin_references(self, places: Iterable[Place]) -> None:
+        """Have the references of regions computed, unless that was begun."""
+        first = self.services[0]
+        for place in places:
+            first.begin_references(place.region, place.variables)
+            if self._settings.verify != CHECKED and place.key not in self.references:
+                self.references[place.key] = first.references(place.region, place.variables, FINAL_SEEDS)
 
     def _compile(self, place: Place, program: Drawn) -> Future[CompileOutcome]:
         first = self.services[0]
@@ -176,23 +201,30 @@ class Judging:
             done: Future[CompileOutcome] = Future()
             done.set_exception(Over())  # the class is looked at again before that
             return done
-        first.begin_references(place.region, place.variables)
-        if self._settings.verify != CHECKED and place.key not in self.references:
-            self.references[place.key] = first.references(place.region, place.variables, FINAL_SEEDS)
-        made: Future[CompileOutcome] = first.compile(place.region, program.schedule, place.variables)
-        return made
+        if self._ahead is not None and (known := self._ahead.of(place, program)) is not None:
+            return known
+        job = CompileJob(place.region, program.schedule, first.target, place.variables)
+        return first.beside(child.compile_job, job, timeout_s=COMPILE_S if program.legal else COMPILE_ILLEGAL_S)
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or time.monotonic() > self._until
 
     def _is_cut(self, program: Drawn) -> bool:
+        if program.legal:
+            return False
         lost = self._lost[class_of(program.form, program.rules)] >= self._settings.deaths
-        return not program.legal and (lost or self._slow[program.form, *program.rules] >= self._settings.slow)
+        return lost or any(self._is_slow((program.form, rule)) for rule in program.rules)
+
+    def _is_slow(self, rule: tuple[str, str]) -> bool:
+        """Whether most programs of a form that break a rule take too long to compile."""
+        return self._slow[rule] >= max(self._settings.slow, MOSTLY * self._tried[rule])
 
     def _count(self, row: Row) -> None:
         """Remember what a program of a class did."""
         self._lost[class_of(row["form"], row["rules"])] += bool(row.get("children_lost"))
-        self._slow[row["form"], *row["rules"]] += row["outcome"] == outcomes.COMPILE_TIMEOUT
+        for rule in row["rules"]:
+            self._slow[row["form"], rule] += row["outcome"] == outcomes.COMPILE_TIMEOUT
+            self._tried[row["form"], rule] += row["outcome"] != outcomes.CUT
 
     def _progress(self, seconds: float) -> str:
         lost = sum(service.children_replaced for service in self.services)
@@ -207,7 +239,10 @@ class Judging:
             while (item := items.get()) is not None:
                 if self._is_over():
                     continue
-                self._results.add(self._row(service, item))
+                row = self._row(service, item)
+                if self._stop.is_set():  # what ended since the run ended says nothing
+                    raise Over
+                self._results.add(row)
                 self.judged += 1
                 self._room.release()
         except (Over, ServiceClosed) as error:
@@ -249,9 +284,11 @@ class Judging:
     def _compiled(self, item: _Item) -> CompileOutcome | Row:
         """What compiling came to; the row of a failure. Raises Over, or DeviceError."""
         try:
-            return self.wait(item.compiled, COMPILE_S * 30)
+            return self.wait(item.compiled, COMPILING_S)
         except (Over, ServiceClosed, DeviceError):
             raise
+        except Failed as failed:
+            return {name: failed.row[name] for name in ("outcome", "reason")}
         except Exception as error:
             status = status_of(error, timeout=Status.COMPILE_TIMEOUT, other=Status.COMPILE_ERROR)
             return {"outcome": outcomes.of_compiler(status), "reason": _line(error)}
@@ -297,11 +334,16 @@ class _Case:
         row = self._checked()
         if row["outcome"] == outcomes.OK:
             row |= self._stressed(row["seconds"])
-        if row["outcome"] == outcomes.OK and self._settings.verify != CHECKED:
+        if row["outcome"] == outcomes.OK and self._is_verified():
             row |= self._verified()
         if row["outcome"] in (outcomes.NAN, outcomes.WRONG, outcomes.DIFFERS):
             row |= self._looked_at()
         return row
+
+    def _is_verified(self) -> bool:
+        """Whether it is one of those that are verified by the rules of finalists."""
+        number = int(hashlib.sha256(self._program.key.encode()).hexdigest()[:8], 16)
+        return self._settings.verify != CHECKED and number % self._settings.verify_every == 0
 
     def _why_unjudged(self) -> str:
         """Why there is no reference; empty where there is one."""

@@ -5,23 +5,26 @@
     python -m evaluation.dataset.wrong_programs measure raw.json --device CUDA --budget 8m --out map.json
     python -m evaluation.dataset.wrong_programs summary map.json
 
-`draw` needs no GPU: `raw_programs.py` says how it draws. `measure` appends one line a program to its results, and goes
-on where it was when it is called again; `judging_raw.py` says how it judges. With `--finalists` it judges those of a
-file instead, by default with 10,000 launches each. `summary` counts outcomes, with 95 % intervals over regions, lists
-what is wrong, and updates evaluation/results/tile_data.json, run `wrong programs`.
+`draw` needs no GPU: `raw_programs.py` says how it draws. `compile` compiles ahead, where there is no GPU, or with
+another Triton or assembler (`compiled_ahead.py`); what it wrote is measured with `--compiled`. `measure` appends one
+line a program to its results, and goes on where it was when it is called again; `judging_raw.py` says how it judges.
+With `--finalists` it judges those of a file instead, by default with 10,000 launches each and beside tinygrad's own
+schedule. `summary` counts outcomes, with 95 % intervals over regions, lists what is wrong, and updates
+evaluation/results/tile_data.json, run `wrong programs`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from evaluation.dataset import raw_programs, wrong_summary
+from evaluation.dataset.compiled_ahead import Compilers, compile_all
 from evaluation.dataset.judging_raw import ALONE, BESIDE, CHECKED, Judging, Settings
 from evaluation.dataset.outcomes import Results, read_results
 from evaluation.dataset.raw_programs import Limits, Programs, Wanted
@@ -36,7 +39,8 @@ from kcg.types import Target
 
 OUT = Path(__file__).parents[1] / "results" / "tile_data.json"
 RUN = "wrong programs"
-FINALISTS_S = 20.0  # of launches of one finalist, at most about
+RAW_SETTINGS = Settings(launches=PROVISIONAL, verify_every=4)
+FINALISTS_SETTINGS = Settings(launches=LAUNCHES, stress_s=20.0, verify=BESIDE)
 
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -59,6 +63,24 @@ def draw(
     typer.echo(raw_programs.summary_of(found))
 
 
+@application.command("compile")
+def compile_ahead(
+    raw: Annotated[Path, typer.Argument(metavar="FILE", help="what draw wrote")],
+    finalists: Annotated[Path | None, typer.Option(metavar="FILE", help="compile these instead")] = None,
+    source: Annotated[Path | None, typer.Option(metavar="FILE", help="a journal with the finalists' regions")] = None,
+    target: Annotated[str, typer.Option(metavar="NAME", help="h100, h200, sm_80 …")] = "h200",
+    compilers: Annotated[int | None, typer.Option(help="processes; as many as cores by default")] = None,
+    budget: Annotated[str | None, typer.Option(metavar="TIME", help="e.g. 1h; all by default")] = None,
+    limit: Annotated[float, typer.Option(help="seconds that one program may take")] = 30.0,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="programs")] = Path("raw.programs"),
+) -> None:
+    """Compile the programs of FILE, or finalists, that OUT does not have yet."""
+    found = read_programs(raw, finalists, source)
+    by = Compilers(compilers, None if budget is None else parse_budget(budget), limit)
+    left = compile_all(found, target_named(target), out, by, lambda line: typer.echo(line))
+    typer.echo(f"{len(found.programs) - left} of {len(found.programs)} programs are compiled, or do not compile: {out}")
+
+
 @application.command()
 def measure(
     raw: Annotated[Path, typer.Argument(metavar="FILE", help="what draw wrote")],
@@ -67,19 +89,19 @@ def measure(
     finalists: Annotated[Path | None, typer.Option(metavar="FILE", help="judge these instead")] = None,
     source: Annotated[Path | None, typer.Option(metavar="FILE", help="a journal with the finalists' regions")] = None,
     launches: Annotated[int | None, typer.Option(help="of each program; 1,000, of finalists 10,000")] = None,
-    stress: Annotated[float | None, typer.Option(help="seconds of launches of each; 0.3, of finalists 20")] = None,
-    verify: Annotated[str, typer.Option(help="by the rules of finalists: alone, beside tinygrad's own, no")] = ALONE,
+    stress: Annotated[float | None, typer.Option(help="seconds of launches of each; 0.2, of finalists 20")] = None,
+    verify: Annotated[str, typer.Option(metavar="HOW", help="by the finalists' rules: alone, beside, no")] = "",
+    compiled: Annotated[Path | None, typer.Option(metavar="FILE", help="what compile wrote")] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="results, a line each")] = Path("map.json"),
 ) -> None:
     """Judge the programs of FILE, or finalists, that OUT has no results of yet."""
     began = time.monotonic()
-    if verify not in (ALONE, BESIDE, CHECKED):
+    if verify not in ("", ALONE, BESIDE, CHECKED):
         raise UsageError(f"--verify {verify}: {ALONE}, {BESIDE} or {CHECKED}")
-    found, most_s = raw_programs.read(raw), 0.3
-    if finalists is not None:
-        found, most_s = raw_programs.read_finalists(finalists, found.places, source), FINALISTS_S
-    of_each = launches or (PROVISIONAL if finalists is None else LAUNCHES)
-    settings = Settings(launches=of_each, stress_s=stress if stress is not None else most_s, verify=verify)
+    found = read_programs(raw, finalists, source)
+    settings = RAW_SETTINGS if finalists is None else FINALISTS_SETTINGS
+    chosen = {"verify": verify, "launches": launches, "stress_s": stress}
+    settings = replace(settings, **{name: value for name, value in chosen.items() if value})
     choice = choose_device(device)
     prepare(choice.dev)
     whole = hashlib.sha256((finalists or raw).read_bytes()).hexdigest()
@@ -97,6 +119,14 @@ def measure(
     typer.echo(f"{len(results.rows)} of {len(found.programs)} programs judged, {left} left, in {out}")
     if judging.errors:
         raise DeviceError("; ".join(judging.errors))
+
+
+def read_programs(raw: Path, finalists: Path | None, source: Path | None) -> Programs:
+    """What is to be judged: the programs of a file, or finalists whose regions it has, or a journal."""
+    found = raw_programs.read(raw)
+    if finalists is None:
+        return found
+    return replace(raw_programs.read_finalists(finalists, found.places, source), target=found.target)
 
 
 def check_target(here: Target, drawn_for: Target) -> None:

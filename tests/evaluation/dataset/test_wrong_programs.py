@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tinygrad import Tensor
 
 from evaluation.dataset import judging_raw, outcomes, raw_programs, wrong_summary
+from evaluation.dataset.compiled_ahead import Ahead, Compilers, compile_all, tools
 from evaluation.dataset.judging_raw import CHECKED, Judging, Settings
 from evaluation.dataset.outcomes import Results, Row, read_results
 from evaluation.dataset.raw_programs import LEGAL, RAW, Drawn, Limits, Place, Programs, Wanted
@@ -27,7 +29,6 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.tile.legal import FIELDS, is_legal
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.measure import child
-from kcg.measure.jobs import CompileJob
 from kcg.measure.service import MeasureService
 from kcg.types import Region, Workload, WorkloadCall
 from tests.kernels import empty, kernels_of
@@ -232,16 +233,18 @@ def test_the_fastest_of_a_region_may_be_wrong() -> None:
 class Swapped(MeasureService):
     """Compiles what is 28 numbers plus 5 as if it were plus 6."""
 
-    def compile(self, region: Region, schedule: Any, *bindings: Any) -> Future[Any]:
-        other = plus(6) if region == plus(5) else region
-        return self.beside(child.compile_job, CompileJob(other, schedule, self.target), timeout_s=60.0)
+    compiled_here = 0
+
+    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+        self.compiled_here += function is child.compile_job
+        if function is child.compile_job and args[0].region == plus(5):
+            args = (replace(args[0], region=plus(6)),)
+        return super().beside(function, *args, timeout_s=60.0)
 
 
 @pytest.fixture
-def swapped(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging_raw, "MeasureService", Swapped)
-    monkeypatch.setattr(judging_raw, "COMPILE_S", 60.0)
-    yield
 
 
 def places_and_programs(target: Any) -> Programs:
@@ -276,6 +279,24 @@ def test_programs_are_judged_once_and_what_is_wrong_is_looked_at(tmp_path: Path,
     assert "the fastest of a region is wrong: raw: 0 of 0" in text
 
 
+def test_what_was_compiled_ahead_is_judged_and_what_does_not_compile_is_told(tmp_path: Path, swapped: None) -> None:
+    with MeasureService("CPU:X86", run_id="looks", compile_workers=1) as service:
+        target = service.target
+    programs, path, said = places_and_programs(target), tmp_path / "ahead.programs", list[str]()
+    broken = replace(programs.programs[0], body="[none]")
+    programs = replace(programs, programs=(*programs.programs, broken))
+    assert compile_all(programs, target, path, Compilers(1), said.append) == 0
+    assert compile_all(programs, target, path, Compilers(1, budget_s=0.0), said.append) == 0  # all are there
+    settings = Settings(launches=20, children=1, verify=CHECKED)
+    with Ahead(path) as ahead, Results(tmp_path / "map.json", {}) as results:
+        assert ahead.tools == tools()
+        with Judging("CPU:X86", programs, results, settings, ahead) as judging:
+            assert judging.run(None, said.append) == 0 and not judging.errors
+            assert not judging.services[0].compiled_here
+        found = Counter(one["outcome"] for one in results.rows.values())
+    assert found == {"ok": 4, "compile_error": 1}  # none was swapped
+
+
 def test_a_class_that_loses_children_is_run_no_more(tmp_path: Path, swapped: None) -> None:
     with MeasureService("CPU:X86", run_id="looks", compile_workers=1) as service:
         programs = places_and_programs(service.target)
@@ -288,6 +309,21 @@ def test_a_class_that_loses_children_is_run_no_more(tmp_path: Path, swapped: Non
         found = {(one["region"], one["drawn"]): one["outcome"] for key, one in results.rows.items() if key != "before"}
     assert found[plus(3).id, RAW] == found[plus(5).id, RAW] == "class_cut"
     assert found[plus(3).id, LEGAL] == "ok" and found[plus(5).id, LEGAL] == "wrong"
+
+
+def test_what_mostly_takes_too_long_to_compile_is_compiled_no_more(tmp_path: Path, swapped: None) -> None:
+    slow = {"form": "rows", "rules": ["room: stages", "room: warps"], "outcome": "compile_timeout"}
+    other = {"form": "rows", "rules": ["room: warps"], "outcome": "ok"}
+    with MeasureService("CPU:X86", run_id="looks", compile_workers=1) as service:
+        programs = places_and_programs(service.target)
+    with Results(tmp_path / "map.json", {}) as results:
+        for number in range(3):
+            results.add({"key": f"slow {number}", **slow})
+            results.add({"key": f"other {number}", **other})
+        with Judging("CPU:X86", programs, results, Settings(children=1, slow=3)) as judging:
+            found = [judging._is_slow(("rows", rule)) for rule in ("room: stages", "room: warps", "room: queries")]
+            assert found == [True, False, False] and not judging._is_slow(("stream", "room: stages"))
+            assert [judging._is_cut(one) for one in programs.programs] == [not one.legal for one in programs.programs]
 
 
 def test_when_time_is_over_nothing_is_written_of_what_was_not_judged(tmp_path: Path, swapped: None) -> None:
