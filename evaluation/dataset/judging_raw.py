@@ -284,7 +284,8 @@ class Judging:
     def _compiled(self, item: _Item) -> CompileOutcome | Row:
         """What compiling came to; the row of a failure. Raises Over, or DeviceError."""
         try:
-            return self.wait(item.compiled, COMPILING_S)
+            outcome: CompileOutcome = self.wait(item.compiled, COMPILING_S)
+            return outcome
         except (Over, ServiceClosed, DeviceError):
             raise
         except Failed as failed:
@@ -410,9 +411,9 @@ class _Case:
             raise
         except Exception as error:
             return {"verified": f"not: {_line(error)}"}
-        sides = (self._compiled, None) if own is None else (own, self._compiled)
+        baseline, finalist = (self._compiled, None) if own is None else (own, self._compiled)
         job = PairedJob(
-            region, *sides, service.target, variables, FINAL_SEEDS, samples=PAIRED_SAMPLES, references=known
+            region, baseline, finalist, service.target, variables, FINAL_SEEDS, samples=PAIRED_SAMPLES, references=known
         )
         try:
             outcome = self._wait(service.compare_paired(job, timeout_s=VERIFY_S), VERIFY_S)

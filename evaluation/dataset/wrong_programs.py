@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.dataset import raw_programs, wrong_summary
-from evaluation.dataset.compiled_ahead import Compilers, compile_all
+from evaluation.dataset.compiled_ahead import Ahead, Compilers, compile_all, tools
 from evaluation.dataset.judging_raw import ALONE, BESIDE, CHECKED, Judging, Settings
 from evaluation.dataset.outcomes import Results, read_results
 from evaluation.dataset.raw_programs import Limits, Programs, Wanted
@@ -100,20 +101,23 @@ def measure(
         raise UsageError(f"--verify {verify}: {ALONE}, {BESIDE} or {CHECKED}")
     found = read_programs(raw, finalists, source)
     settings = RAW_SETTINGS if finalists is None else FINALISTS_SETTINGS
-    chosen = {"verify": verify, "launches": launches, "stress_s": stress}
-    settings = replace(settings, **{name: value for name, value in chosen.items() if value})
+    settings = replace(
+        settings,
+        verify=verify or settings.verify,
+        launches=launches or settings.launches,
+        stress_s=stress or settings.stress_s,
+    )
     choice = choose_device(device)
     prepare(choice.dev)
     whole = hashlib.sha256((finalists or raw).read_bytes()).hexdigest()
-    about = {
-        "programs": whole,
-        "count": len(found.programs),
-        "settings": asdict(settings),
-        "sampler": sampler_of(found),
-    }
-    with Results(out, about) as results, Judging(choice.dev, found, results, settings) as judging:
+    with ExitStack() as stack:
+        ahead = None if compiled is None else stack.enter_context(Ahead(compiled))
+        by = tools() if ahead is None else ahead.tools
+        about = {"programs": whole, "settings": asdict(settings), "tools": by, "sampler": sampler_of(found)}
+        results = stack.enter_context(Results(out, about))
+        judging = stack.enter_context(Judging(choice.dev, found, results, settings, ahead))
         if found.target:
-            check_target(judging.services[0].target, target_named(found.target))
+            check_target(judging.services[0].target, target_named(found.target), compiled=compiled is not None)
         budget_s = None if budget is None else max(1.0, parse_budget(budget) - (time.monotonic() - began))
         left = judging.run(budget_s, lambda line: typer.echo(line))
     typer.echo(f"{len(results.rows)} of {len(found.programs)} programs judged, {left} left, in {out}")
@@ -129,10 +133,10 @@ def read_programs(raw: Path, finalists: Path | None, source: Path | None) -> Pro
     return replace(raw_programs.read_finalists(finalists, found.places, source), target=found.target)
 
 
-def check_target(here: Target, drawn_for: Target) -> None:
-    """Raises UsageError where what is legal on the one may not be legal on the other. Without a GPU nothing is the
-    same: nothing of what was drawn compiles there."""
-    if here.device == "CPU":
+def check_target(here: Target, drawn_for: Target, *, compiled: bool) -> None:
+    """Raises UsageError where what is legal on the one may not be legal on the other, or what was `compiled` ahead does
+    not run. On a CPU nothing of what was drawn compiles."""
+    if here.device == "CPU" and not compiled:
         return
     if (here.arch, here.cores) != (drawn_for.arch, drawn_for.cores):
         raise UsageError(f"the programs were drawn for {drawn_for.model}, and this is {here.model}: draw with --target")

@@ -177,7 +177,7 @@ def headline_of(entry: Mapping[str, Any]) -> dict[str, Any]:
         "fastest_wrong_share": entry["fastest_wrong"]["raw"],
         "wrong_excluded_share": entry["wrong_excluded"],
     }
-    found = {}
+    found: dict[str, float] = {}
     for name, figure in named.items():
         if "share" in figure:
             found |= {name: figure["share"], f"{name}_low": figure["low"], f"{name}_high": figure["high"]}

@@ -230,8 +230,11 @@ def test_the_fastest_of_a_region_may_be_wrong() -> None:
 # ---- judging, on a CPU
 
 
+NO_CODE = b"\x0f\x0b"  # what a processor takes for no instruction
+
+
 class Swapped(MeasureService):
-    """Compiles what is 28 numbers plus 5 as if it were plus 6."""
+    """Compiles what is 28 numbers plus 5 as if it were plus 6; and of plus 7 programs that end their process."""
 
     compiled_here = 0
 
@@ -239,6 +242,12 @@ class Swapped(MeasureService):
         self.compiled_here += function is child.compile_job
         if function is child.compile_job and args[0].region == plus(5):
             args = (replace(args[0], region=plus(6)),)
+        if function is child.compile_job and args[0].region == plus(7):
+            own = replace(args[0], schedule=baseline_of(plus(7), self.target))
+            found = super().beside(function, own, timeout_s=60.0).result()
+            broken, made = replace(found.compiled, binary=NO_CODE * (8 + self.compiled_here)), Future[Any]()
+            made.set_result(replace(found, compiled=broken))
+            return made
         return super().beside(function, *args, timeout_s=60.0)
 
 
@@ -309,6 +318,23 @@ def test_a_class_that_loses_children_is_run_no_more(tmp_path: Path, swapped: Non
         found = {(one["region"], one["drawn"]): one["outcome"] for key, one in results.rows.items() if key != "before"}
     assert found[plus(3).id, RAW] == found[plus(5).id, RAW] == "class_cut"
     assert found[plus(3).id, LEGAL] == "ok" and found[plus(5).id, LEGAL] == "wrong"
+
+
+def test_faults_are_counted_until_their_class_is_cut(tmp_path: Path, swapped: None) -> None:
+    with MeasureService("CPU:X86", run_id="looks", compile_workers=1) as service:
+        own = baseline_of(plus(7), service.target)
+    bad, good = Place(plus(7), (), "plus", "plus/x"), Place(plus(3), (), "plus", "plus/x")
+    broken = [Drawn(bad.key, f"{n}", "rows", RAW, ("room: stages",), str(own.kind)) for n in range(4)]
+    right = Drawn(good.key, baseline_of(plus(3), service.target).body, "rows", RAW, ("room: warps",), str(own.kind))
+    programs = Programs((bad, good), (*broken, right))
+    settings = Settings(launches=20, children=1, verify=CHECKED, deaths=2)
+    with Results(tmp_path / "map.json", {}) as results:
+        with Judging("CPU:X86", programs, results, settings) as judging:
+            assert judging.run(None, lambda line: None) == 0 and not judging.errors
+        rows = [results.rows[one.key] for one in programs.programs]
+    assert [one["outcome"] for one in rows] == ["fault", "fault", "class_cut", "class_cut", "ok"]
+    assert [one.get("children_lost", 0) > 0 for one in rows] == [True, True, False, False, False]
+    assert "SIGILL" in rows[0]["reason"]
 
 
 def test_what_mostly_takes_too_long_to_compile_is_compiled_no_more(tmp_path: Path, swapped: None) -> None:
