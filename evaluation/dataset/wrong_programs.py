@@ -26,7 +26,8 @@ import typer
 
 from evaluation.dataset import raw_programs, wrong_summary
 from evaluation.dataset.compiled_ahead import Ahead, Compilers, compile_all, tools
-from evaluation.dataset.judging_raw import ALONE, BESIDE, CHECKED, Judging, Settings
+from evaluation.dataset.judged_program import ALONE, BESIDE, CHECKED, Settings
+from evaluation.dataset.judging_raw import Judging
 from evaluation.dataset.outcomes import Results, read_results
 from evaluation.dataset.raw_programs import Limits, Programs, Wanted
 from evaluation.rows import this_command

@@ -18,11 +18,12 @@ from tinygrad import Tensor
 
 from evaluation.dataset import judging_raw, outcomes, raw_programs, wrong_summary
 from evaluation.dataset.compiled_ahead import Ahead, Compilers, compile_all, tools
-from evaluation.dataset.judging_raw import CHECKED, Judging, Settings
+from evaluation.dataset.judged_program import CHECKED, Case, Over, Settings
+from evaluation.dataset.judging_raw import Judging
 from evaluation.dataset.outcomes import Results, Row, read_results
 from evaluation.dataset.raw_programs import LEGAL, RAW, Drawn, Limits, Place, Programs, Wanted
 from evaluation.dataset.raw_space import TEXT, Product, Raw, draw_of, is_written, raw_spaces, why_not
-from kcg.errors import UsageError
+from kcg.errors import DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.reading.fuse import read_region
@@ -350,6 +351,26 @@ def test_what_mostly_takes_too_long_to_compile_is_compiled_no_more(tmp_path: Pat
             found = [judging._is_slow(("rows", rule)) for rule in ("room: stages", "room: warps", "room: queries")]
             assert found == [True, False, False] and not judging._is_slow(("stream", "room: stages"))
             assert [judging._is_cut(one) for one in programs.programs] == [not one.legal for one in programs.programs]
+
+
+@pytest.mark.parametrize("error", [DeviceError("gone"), ValueError("a bug"), Over()])
+def test_what_ends_a_child_ends_the_run_with_what_was_judged(
+    tmp_path: Path, swapped: None, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with MeasureService("CPU:X86", run_id="looks", compile_workers=1) as service:
+        programs = places_and_programs(service.target)
+    judged = iter([{"outcome": "ok"}])
+
+    def judge(case: Case) -> Row:
+        if (row := next(judged, None)) is None:
+            raise error
+        return row
+
+    monkeypatch.setattr(Case, "judged", judge)
+    settings = Settings(children=1, verify=CHECKED)
+    with Results(tmp_path / "map.json", {}) as results, Judging("CPU:X86", programs, results, settings) as judging:
+        assert judging.run(None, lambda line: None) == 2 and len(judging.errors) == 1  # both of one binary are known
+    assert [row["outcome"] for row in read_results(tmp_path / "map.json")[1]] == ["ok", "ok"]
 
 
 def test_when_time_is_over_nothing_is_written_of_what_was_not_judged(tmp_path: Path, swapped: None) -> None:
