@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from tinygrad import Tensor
 
-from evaluation.dataset import judging_raw, outcomes, raw_programs, wrong_summary
-from evaluation.dataset.compiled_ahead import Ahead, Compilers, compile_all, tools
-from evaluation.dataset.judged_program import CHECKED, Case, Over, Settings
-from evaluation.dataset.judging_raw import Judging
-from evaluation.dataset.outcomes import Results, Row, read_results
-from evaluation.dataset.raw_programs import LEGAL, RAW, Drawn, Limits, Place, Programs, Wanted
-from evaluation.dataset.raw_space import TEXT, Product, Raw, draw_of, is_written, raw_spaces, why_not
+from evaluation.dataset.wrong import judging, outcomes, raw_programs, summary
+from evaluation.dataset.wrong.compiled_ahead import Ahead, Compilers, compile_all, tools
+from evaluation.dataset.wrong.judged_program import CHECKED, Case, Over, Settings
+from evaluation.dataset.wrong.judging import Judging
+from evaluation.dataset.wrong.outcomes import Results, Row, read_results
+from evaluation.dataset.wrong.raw_programs import LEGAL, RAW, Drawn, Limits, Place, Programs, Wanted
+from evaluation.dataset.wrong.raw_space import TEXT, Product, Raw, draw_of, is_written, raw_spaces, why_not
 from kcg.errors import DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of
@@ -198,7 +198,7 @@ def test_shares_are_of_what_was_launched_and_intervals_of_regions() -> None:
     rows = [row(r, "wrong" if r < 5 else "ok", 1e-3) for r in range(10) for _ in range(20)]
     rows += [row(r, "compile_error") for r in range(10)] + [row(0, "class_cut"), row(1, "unjudged")]
     rows += [row(r, "ok", 1e-3, legal=True, drawn=LEGAL) for r in range(10)]
-    found = wrong_summary.figures_of(rows)
+    found = summary.figures_of(rows)
     raw = found["wrong"]["raw"]
     assert (raw["share"], raw["count"], raw["of"], raw["regions"]) == (0.5, 100, 200, 10)
     # programs of a region are alike: as wide as of 10 draws, not of 200
@@ -213,18 +213,18 @@ def test_shares_are_of_what_was_launched_and_intervals_of_regions() -> None:
         "unjudged": 1,
         "class_cut": 1,
     }
-    headline = wrong_summary.headline_of(found)
+    headline = summary.headline_of(found)
     assert headline["wrong_share_raw"] == 0.5 and headline["wrong_share_legal"] == 0
-    assert "wrong_share_finalists" not in headline and "| all | raw, not legal | " in wrong_summary.text_of(found)
-    assert wrong_summary.listing(rows, 3).count("\n- ") == 3
+    assert "wrong_share_finalists" not in headline and "| all | raw, not legal | " in summary.text_of(found)
+    assert summary.listing(rows, 3).count("\n- ") == 3
 
 
 def test_the_fastest_of_a_region_may_be_wrong() -> None:
     rows = [row(1, "wrong", 1e-5), row(1, "ok", 2e-5), row(2, "ok", 1e-5), row(2, "nan", 3e-5), row(2, "timeout")]
     rows += [row(3, "ok", 1e-5), row(4, "wrong", 1e-5), row(4, "differs", 1e-5)]  # alone; and none is right
-    figure = wrong_summary.figures_of(rows)["fastest_wrong"]["raw"]
+    figure = summary.figures_of(rows)["fastest_wrong"]["raw"]
     assert (figure["count"], figure["of"], figure["share"]) == (1, 2, 0.5)
-    fastest = wrong_summary.fastest_of(rows)
+    fastest = summary.fastest_of(rows)
     assert {name: one["outcome"] for name, one in fastest.items()} == {"r1": "wrong", "r2": "ok"}
 
 
@@ -254,7 +254,7 @@ class Swapped(MeasureService):
 
 @pytest.fixture
 def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging_raw, "MeasureService", Swapped)
+    monkeypatch.setattr(judging, "MeasureService", Swapped)
 
 
 def places_and_programs(target: Any) -> Programs:
@@ -285,7 +285,7 @@ def test_programs_are_judged_once_and_what_is_wrong_is_looked_at(tmp_path: Path,
         assert wrong["outcome"] == "wrong" and wrong["stage"] == "check" and "not" in wrong["reason"]
         assert wrong["look"]["bad"] == 1 and wrong["look"]["nan"] == wrong["look"]["unwritten"] == 0
         assert wrong["seconds"] > 0 and wrong["look"]["distance"] > 0
-    text = wrong_summary.text_of(wrong_summary.figures_of(list(rows.values())))
+    text = summary.text_of(summary.figures_of(list(rows.values())))
     assert "the fastest of a region is wrong: raw: 0 of 0" in text
 
 

@@ -1,13 +1,13 @@
 """Which tile programs are wrong: programs of the raw space, before legality, and finalists, judged on a GPU.
 
     python -m kcg.dataset generate --compile-only --target h200 --workloads … --kinds tile --out source.sqlite
-    python -m evaluation.dataset.wrong_programs draw source.sqlite --target h200 --out raw.json
-    python -m evaluation.dataset.wrong_programs measure raw.json --device CUDA --budget 8m --out map.json
-    python -m evaluation.dataset.wrong_programs summary map.json
+    python -m evaluation.dataset.wrong draw source.sqlite --target h200 --out raw.json
+    python -m evaluation.dataset.wrong measure raw.json --device CUDA --budget 8m --out map.json
+    python -m evaluation.dataset.wrong summary map.json
 
 `draw` needs no GPU: `raw_programs.py` says how it draws. `compile` compiles ahead, where there is no GPU, or with
 another Triton or assembler (`compiled_ahead.py`); what it wrote is measured with `--compiled`. `measure` appends one
-line a program to its results, and goes on where it was when it is called again; `judging_raw.py` says how it judges.
+line a program to its results, and goes on where it was when it is called again; `judging.py` says how it judges.
 With `--finalists` it judges those of a file instead, by default with 10,000 launches each and beside tinygrad's own
 schedule. `summary` counts outcomes, with 95 % intervals over regions, lists what is wrong, and updates
 evaluation/results/tile_data.json, run `wrong programs`.
@@ -24,12 +24,13 @@ from typing import Annotated, Any
 
 import typer
 
-from evaluation.dataset import raw_programs, wrong_summary
-from evaluation.dataset.compiled_ahead import Ahead, Compilers, compile_all, tools
-from evaluation.dataset.judged_program import ALONE, BESIDE, CHECKED, Settings
-from evaluation.dataset.judging_raw import Judging
-from evaluation.dataset.outcomes import Results, read_results
-from evaluation.dataset.raw_programs import Limits, Programs, Wanted
+from evaluation.dataset.wrong import raw_programs
+from evaluation.dataset.wrong import summary as wrong_summary
+from evaluation.dataset.wrong.compiled_ahead import Ahead, Compilers, compile_all, tools
+from evaluation.dataset.wrong.judged_program import ALONE, BESIDE, CHECKED, Settings
+from evaluation.dataset.wrong.judging import Judging
+from evaluation.dataset.wrong.outcomes import Results, read_results
+from evaluation.dataset.wrong.raw_programs import Limits, Programs, Wanted
 from evaluation.rows import this_command
 from kcg.cli import guarded, parse_budget, record_results
 from kcg.compat.device import choose_device, prepare

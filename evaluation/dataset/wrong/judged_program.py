@@ -1,4 +1,4 @@
-"""One compiled program of the raw space, judged on a device: see `judging_raw.py`."""
+"""One compiled program of the raw space, judged on a device: see `judging.py`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Protocol
 
-from evaluation.dataset import outcomes
-from evaluation.dataset.looking import LookJob, look_job
-from evaluation.dataset.outcomes import Row
-from evaluation.dataset.raw_programs import Drawn, Place
+from evaluation.dataset.wrong import outcomes
+from evaluation.dataset.wrong.looking import LookJob, look_job
+from evaluation.dataset.wrong.outcomes import Row
+from evaluation.dataset.wrong.raw_programs import Drawn, Place
 from evaluation.rows import rounded
 from kcg.errors import DeviceError, VerificationError
 from kcg.judge.stressing import launches_in

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from evaluation.dataset.outcomes import (
+from evaluation.dataset.wrong.outcomes import (
     COMPILING,
     CUT,
     FAULTS,
@@ -24,7 +24,7 @@ from evaluation.dataset.outcomes import (
     Row,
     alike,
 )
-from evaluation.dataset.raw_programs import FINALIST, LEGAL, RAW
+from evaluation.dataset.wrong.raw_programs import FINALIST, LEGAL, RAW
 from evaluation.predictor.intervals import RESAMPLES
 
 ILLEGAL, RAW_LEGAL, DRAWN_LEGAL, FINALISTS = "raw, not legal", "raw, legal", "drawn from the legal", "finalists"

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from evaluation.dataset.raw_space import draw_of, raw_spaces, why_not
+from evaluation.dataset.wrong.raw_space import draw_of, raw_spaces, why_not
 from kcg.dataset.journal import Journal, region_from_json, variables_from_json, wiring_json
 from kcg.errors import KcgError, UsageError
 from kcg.files import write_whole

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from evaluation.dataset import outcomes
-from evaluation.dataset.outcomes import Results, Row
-from evaluation.dataset.raw_programs import Drawn, Place, Programs
+from evaluation.dataset.wrong import outcomes
+from evaluation.dataset.wrong.outcomes import Results, Row
+from evaluation.dataset.wrong.raw_programs import Drawn, Place, Programs
 from kcg.campaign.compiling import CompilesOnly
 from kcg.compat.assembler import assembler
 from kcg.dataset.journal import Chosen

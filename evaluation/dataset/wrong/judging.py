@@ -24,12 +24,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from evaluation.dataset import outcomes
-from evaluation.dataset.compiled_ahead import Ahead, Failed
-from evaluation.dataset.judged_program import CHECKED, COMPILE_S, Case, Over, Settings, line_of
-from evaluation.dataset.outcomes import Results, Row
-from evaluation.dataset.raw_programs import Drawn, Place, Programs
-from evaluation.dataset.raw_space import class_of
+from evaluation.dataset.wrong import outcomes
+from evaluation.dataset.wrong.compiled_ahead import Ahead, Failed
+from evaluation.dataset.wrong.judged_program import CHECKED, COMPILE_S, Case, Over, Settings, line_of
+from evaluation.dataset.wrong.outcomes import Results, Row
+from evaluation.dataset.wrong.raw_programs import Drawn, Place, Programs
+from evaluation.dataset.wrong.raw_space import class_of
 from evaluation.rows import rounded
 from kcg.errors import DeviceError
 from kcg.measure import child

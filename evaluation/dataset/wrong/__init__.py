@@ -1,0 +1,1 @@
+"""Which tile programs are wrong, and how many."""
