@@ -1,0 +1,105 @@
+"""What a dataset holds of tile programs, and of plans of regions: the figures of the record.
+
+    python -m evaluation.dataset.tile_figures datasets/h200-tiles
+
+A row counts where it is ok, was not timed again, and is of a program of its own: distinct schedules of a region. A
+lattice is a region with `record.SIZE` uniform rows or more. Updates evaluation/results/tile_data.json, run `record`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import kcg.data
+from evaluation.dataset.record import FROZEN, SIZE
+from evaluation.rows import this_command
+from kcg.cli import record_results, run_script
+from kcg.dataset.choices import UNIFORM
+from kcg.dataset.noise import RETIMED
+from kcg.dataset.stats import stats
+from kcg.types import ScheduleKind, Status
+
+OUT = Path(__file__).parents[1] / "results" / "tile_data.json"
+LONG_S = 50e-6  # from here on timings of two machines are compared
+COLUMNS = [
+    "family", "status", "schedule_kind", "schedule_body", "sampler", "region_id", "n_kernels", "n_samples", "trial",
+    "median_s", "cache_state", "variables",
+]  # fmt: skip
+
+
+def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entry of a dataset, and its headline."""
+    import pyarrow as pa
+
+    table = data.to_arrow(COLUMNS)
+    for place, field in enumerate(table.schema):  # plain texts, so that rows compare
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(place, field.name, table[field.name].cast(field.type.value_type))
+    rows = [row for row in table.to_pylist() if not row["trial"] and row["sampler"] != RETIMED]
+    statuses: dict[str, int] = {}
+    tiles: dict[tuple[str, ...], dict[str, Any]] = {}
+    opts = 0
+    for row in rows:
+        if row["schedule_kind"] == ScheduleKind.OPTS:
+            opts += row["status"] == Status.OK
+        if row["schedule_kind"] != ScheduleKind.TILE:
+            continue
+        statuses[row["status"]] = statuses.get(row["status"], 0) + 1
+        if row["status"] == Status.OK:
+            tiles.setdefault((row["region_id"], str(row["variables"]), row["schedule_body"]), row)
+    uniform: dict[str, int] = {}
+    for (region, _, _), row in tiles.items():
+        uniform[region] = uniform.get(region, 0) + (row["sampler"] == UNIFORM)
+    regions = {region for region, _, _ in tiles}
+    classes = _classes(data, regions)
+    drift = [one for one in stats(data.export).drift if one.shorter_than_s is None or one.shorter_than_s > LONG_S]
+    by_region = dict.fromkeys(regions, 0)
+    for region, _, _ in tiles:
+        by_region[region] += 1
+    headline = {
+        "tile_rows": len(tiles),
+        "uniform_rows": sum(uniform.values()),
+        "regions": len(regions),
+        "regions_of_several": len({row["region_id"] for row in tiles.values() if row["n_kernels"] > 1}),
+        "shape_classes": len(classes),
+        "families": len({row["family"] for row in tiles.values()}),
+        "lattices": sum(count >= SIZE for count in uniform.values()),
+        "samples_min": min((row["n_samples"] for row in tiles.values()), default=0),
+    }
+    entry = {
+        "statuses": statuses,
+        "opts_rows": opts,
+        "most_of_a_region": max(by_region.values(), default=0) / max(len(tiles), 1),
+        "one_sample": sum(row["n_samples"] < 3 for row in tiles.values()),
+        "frozen_rows": sum(row["family"] in FROZEN for row in tiles.values()),
+        "drift": [one.median for one in drift],
+    }
+    return entry, headline
+
+
+def _classes(data: kcg.data.Data, regions: set[str]) -> set[str]:
+    """Classes of kernels that differ in sizes only, of regions of one kernel."""
+    kernels = data.kernels(["id", "twin"])
+    return {
+        twin
+        for one, twin in zip(*(kernels[name].to_pylist() for name in ("id", "twin")), strict=True)
+        if one in regions
+    }
+
+
+def main(
+    folder: Annotated[str, typer.Argument(help="a dataset, as kcg.data.load takes it")],
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Count, and write the figures."""
+    entry, headline = figures(kcg.data.load(folder))
+    record_results(out, "record", {**entry, **headline, "command": this_command()}, headline)
+    typer.echo(json.dumps({**headline, **entry}, indent=1))
+
+
+if __name__ == "__main__":
+    run_script(main)
