@@ -73,7 +73,7 @@ def _figures(found: dict[str, Any]) -> Row:
     return {
         "tokens_per_s": rounded(rate), "tokens_per_s_deviation": rounded(float(found["stddev_ts"])),
         "token_s": rounded(1 / rate), "tokens": found["n_gen"], "times": TIMES,
-        "revision": f"{found['build_commit']} ({found['build_number']})",
+        "llama_cpp": f"{found['build_commit']} ({found['build_number']})",
         "flash_attention": bool(found["flash_attn"]), "backends": found["backends"],
         "gpu": found["gpu_info"], "cache": f"{found['type_k']}, {found['type_v']}",
     }  # fmt: skip

@@ -59,7 +59,7 @@ print(json.dumps([{ANSWER!r}]))"""
     }  # fmt: skip
     assert row == {
         "preset": "small", "position": 37, "tokens_per_s": 250.0, "tokens_per_s_deviation": 1.25, "token_s": 0.004,
-        "tokens": 64, "times": 5, "revision": "0123abc (12)", "flash_attention": True,
+        "tokens": 64, "times": 5, "llama_cpp": "0123abc (12)", "flash_attention": True,
         "backends": "CUDA", "gpu": "NVIDIA H200", "cache": "f16, f16", "bytes": weights_bytes(SMALL),
     }  # fmt: skip
 
