@@ -443,21 +443,25 @@ def baselines(
     settings: Settings, works: list[RegionWork], preparing: Preparing, *, device: Device, budget: Budget, log: RunLog
 ) -> Measured:
     """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted. What
-    guides the search is read meanwhile, where some are neither stored nor claimed to have nothing better. On a GPU
-    regions of several kernels are looked for from then on."""
+    guides the search is read meanwhile, where some are neither stored nor claimed to have nothing better. On a GPU the
+    programs with which searches begin are compiled, and regions of several kernels are looked for from then on."""
     guide, ahead, proposing = preparing.guide, preparing.ahead, preparing.proposing
-    is_missing = any(work.stored is None and work.id not in preparing.claimed for work in works)
+    ordered = sorted(works, key=lambda work: -work.expected_s)
+    missing = [work for work in ordered if work.stored is None and work.id not in preparing.claimed]
     if settings.measurements == 0:
-        if is_missing:
+        if missing:
             guide.read()
         return Measured(works, time.monotonic())
 
     def meanwhile() -> None:
         if proposing is not None and not device.is_cpu:
             proposing.begin()
-        if is_missing:  # else nothing is searched
-            device.find_starts(works)
-            ahead.prepare(sorted(works, key=lambda work: -work.expected_s))
+        if missing:  # else nothing is searched
+            if device.is_cpu:
+                device.find_starts(works)
+            else:
+                device.first_programs(missing)
+            ahead.prepare(ordered)
             guide.read()
 
     # whoever has something else to do with all of them waits for all

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tinygrad import Tensor
 
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
+from kcg.optimize import handwritten
 from kcg.optimize.baselines import ENOUGH, HEAD, TAIL, measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import progress
 from kcg.optimize.log import RunLog
-from kcg.optimize.run import say_untimed
+from kcg.optimize.run import Preparing, baselines, say_untimed
+from kcg.optimize.settings import Settings
 from kcg.optimize.work import Measured, RegionWork, noun_for, total_s
 from kcg.search.problem import Observation
 from kcg.types import Region, Status, WorkloadCall
@@ -209,3 +211,24 @@ def test_what_was_not_timed_is_said_with_its_share_in_one_line(monkeypatch: pyte
         ]
         say_untimed(Measured(works[-1:], 0.0), log)
     assert len(log.warnings) == 1 and noun_for(works) == "kernel"
+
+
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_what_searches_begin_with_is_compiled_while_baselines_are_timed(
+    is_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, whose compilers are idle then: what takes longest first, and nothing of what a store says all of."""
+    clock = Clock(monkeypatch, lambda work: 1e-3, is_cpu=is_cpu)
+    works = [work_of(empty(size, size).sum(1), size) for size in (16, 64, 32)]
+    compiled: list[list[RegionWork]] = []
+    sought: list[RegionWork] = []
+    device: Any = clock
+    device.first_programs, device.find_starts, device.use_others = compiled.append, sought.extend, lambda works: None
+    guide, ahead = SimpleNamespace(read=lambda: None, wanted=False), SimpleNamespace(prepare=lambda works: None)
+    monkeypatch.setattr(handwritten, "measure", lambda works, device, log: None)
+    preparing: Any = Preparing(cast(Any, guide), cast(Any, ahead), None, [works[2].id])
+    budget, settings = Budget(started=clock.now_s, limit_s=None, measurements=None), Settings("mlp")
+    with progress(quiet=True) as shown:
+        log = RunLog(shown, started=clock.now_s)
+        baselines(settings, works, preparing, device=device, budget=budget, log=log)
+    assert (compiled, sought) == (([], works) if is_cpu else ([[works[1], works[0]]], []))
