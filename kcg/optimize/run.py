@@ -460,7 +460,7 @@ def baselines(
             if device.is_cpu:
                 device.find_starts(works)
             else:
-                device.first_programs(missing)
+                device.first_programs(missing[: device.service.compile_workers])  # the others would hold up the search
             ahead.prepare(ordered)
             guide.read()
 
