@@ -198,7 +198,9 @@ def test_tile_programs_are_searched_as_named_from_what_they_are_expected_to_gain
     assert 0.9 < entry.gain < 1.0, "the cost of its start beside 50 ms"
     allocator.run()
     assert next(iter(work.seen["tile"])) == tiles.start() and len(work.seen["tile"]) == many == work.tried
-    assert named != "prior" or [*work.seen["tile"]][: len(tiles.prior())] == tiles.prior()[:6]
+    if named == "prior":
+        chosen = [one for one in work.seen["tile"] if one in tiles.prior()]
+        assert chosen == tiles.prior()[: len(chosen)] and len(chosen) >= 5, "one in twenty is drawn"
     assert work.known == {space.baseline(): own}, "the search of Opts knows nothing of them"
     assert entry.best_s == work.best_s == min(o.time_s for o in work.seen["tile"].values())
 
