@@ -275,8 +275,11 @@ def retime(
     certificates: Certificates = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="only the summary line")] = False,
 ) -> None:
-    """Time a part of a journal once more. On another day or machine: `stats` then tells the drift. The fastest of many
-    are seen too fast: their times in turns say which is."""
+    """Time a part of a journal once more.
+
+    On another day or machine `stats` then tells the drift. The fastest of many are seen too fast: their times in turns
+    say which is.
+    """
     from kcg.cli import parse_budget
     from kcg.optimize.settings import check_certificates
 

@@ -32,6 +32,7 @@ from kcg.kernel.targets import target_named
 from kcg.kernel.tile.forms import forms_of
 from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.uniform import Uniform
+from kcg.provenance import provenance
 from kcg.types import Kernel, Region, Schedule, ScheduleKind, Target, Variables, Workload, canonical_json
 
 FORMAT: Final = 1
@@ -264,7 +265,7 @@ def write(path: Path, programs: Programs) -> None:
         for place in programs.places
     ]
     rows = [{**asdict(program), "place": numbers[program.place]} for program in programs.programs]
-    whole = {"format": FORMAT, "target": programs.target, "sampler": dict(programs.sampler)}
+    whole = {"format": FORMAT, "target": programs.target, "sampler": dict(programs.sampler), **provenance()}
     write_whole(path, json.dumps({**whole, "places": places, "programs": rows}))
 
 
