@@ -48,12 +48,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_checkout_names_its_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Path) -> None:
-    assert names() == ["cpu", "h200"]
+    assert names() == ["cpu", "h200", "h200-tiles"]
     assert load("h200").export.folder == ROOT / "datasets" / "h200"
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "mine").symlink_to(small)
     monkeypatch.chdir(tmp_path)
-    assert names() == ["cpu", "h200", "mine"]
+    assert names() == ["cpu", "h200", "h200-tiles", "mine"]
     assert len(load("mine").to_arrow()) == len(load(small).to_arrow())
 
 

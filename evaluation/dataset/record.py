@@ -63,6 +63,8 @@ LATTICES: Final = {ROWS: 8, PRODUCT: 8, CONVOLUTION: 6, PACKED: 6, ATTENTION: 4,
 """How many there are of each group of regions."""
 MOST_OF_A_FAMILY: Final = 3
 SIZE: Final = 300  # programs of a lattice
+OF_LATTICES: Final = "+lattices"  # ends the preset of their workloads: joined with the others, those stay whole
+LEAST: Final = 250  # that must have run: some fail
 
 app = command_app(no_args_is_help=True)
 
@@ -108,7 +110,7 @@ def lattices(
     with Journal.open(out) as journal:
         for workload in workloads:
             if calls := tuple(call for call in workload.calls if chosen.get(call.region.id) is not None):
-                journal.add_workload(Workload(workload.name, workload.preset, calls))
+                journal.add_workload(Workload(workload.name, f"{workload.preset}{OF_LATTICES}", calls))
 
 
 def group_of(region: Region, target: Target) -> str:

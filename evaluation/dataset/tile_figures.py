@@ -3,20 +3,22 @@
     python -m evaluation.dataset.tile_figures datasets/h200-tiles
 
 A row counts where it is ok, was not timed again, and is of a program of its own: distinct schedules of a region. A
-lattice is a region with `record.SIZE` uniform rows or more. Updates evaluation/results/tile_data.json, run `record`.
+lattice is a region with `record.LEAST` uniform rows or more. Rows a second are those of runs that measured only, over
+the middle half of each. Updates evaluation/results/tile_data.json, run `record`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import kcg.data
-from evaluation.dataset.record import FROZEN, SIZE
-from evaluation.rows import this_command
+from evaluation.dataset.record import FROZEN, LEAST
+from evaluation.rows import rounded, this_command
 from kcg.cli import record_results, run_script
 from kcg.dataset.choices import UNIFORM
 from kcg.dataset.noise import RETIMED
@@ -56,7 +58,11 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         uniform[region] = uniform.get(region, 0) + (row["sampler"] == UNIFORM)
     regions = {region for region, _, _ in tiles}
     classes = _classes(data, regions)
-    drift = [one for one in stats(data.export).drift if one.shorter_than_s is None or one.shorter_than_s > LONG_S]
+    counted, runs = stats(data.export), data.export.runs()
+    paces = {
+        run: pace for run, pace in counted.rows_per_second.items() if runs[run].description.get("stage") == "measure"
+    }
+    drift = [one for one in counted.drift if one.shorter_than_s is None or one.shorter_than_s > LONG_S]
     by_region = dict.fromkeys(regions, 0)
     for region, _, _ in tiles:
         by_region[region] += 1
@@ -66,8 +72,9 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         "regions": len(regions),
         "regions_of_several": len({row["region_id"] for row in tiles.values() if row["n_kernels"] > 1}),
         "shape_classes": len(classes),
-        "families": len({row["family"] for row in tiles.values()}),
-        "lattices": sum(count >= SIZE for count in uniform.values()),
+        "families": len({row["family"] for row in tiles.values() if row["family"]}),
+        "lattices": sum(count >= LEAST for count in uniform.values()),
+        "rows_per_s": _pace({run: counted.runs[run] for run in paces}, paces),
         "samples_min": min((row["n_samples"] for row in tiles.values()), default=0),
     }
     entry = {
@@ -76,9 +83,16 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         "most_of_a_region": max(by_region.values(), default=0) / max(len(tiles), 1),
         "one_sample": sum(row["n_samples"] < 3 for row in tiles.values()),
         "frozen_rows": sum(row["family"] in FROZEN for row in tiles.values()),
-        "drift": [one.median for one in drift],
+        "rows_per_s_of_runs": {runs[run].command: rounded(pace) for run, pace in paces.items()},
+        "drift": {str(one.shorter_than_s): rounded(one.median) for one in drift},
     }
     return entry, headline
+
+
+def _pace(rows: Mapping[str, int], paces: Mapping[str, float]) -> float | None:
+    """Rows a second of runs together."""
+    seconds = sum(rows[run] / pace for run, pace in paces.items())
+    return rounded(sum(rows.values()) / seconds) if seconds else None
 
 
 def _classes(data: kcg.data.Data, regions: set[str]) -> set[str]:

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from evaluation.dataset.record import FROZEN, group_of
+from evaluation.dataset.record import FROZEN, LEAST, group_of
 from evaluation.predictor.intervals import RESAMPLES
 from evaluation.rows import rounded, this_command
 from kcg.cli import record_results, run_script
@@ -44,7 +44,6 @@ from kcg.predictor.cost import KnownCost
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
-LEAST: Final = 250  # programs of a lattice that ran: some fail
 AFTER: Final = (0, 1, 2, 4, 16)  # measurements
 
 Choose = Callable[[Sequence[int], Mapping[int, float]], int]

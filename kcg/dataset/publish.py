@@ -229,9 +229,12 @@ def _header(export: Export, stats: Stats, title: str) -> str:
 
 def _summary(stats: Stats, title: str) -> Iterator[str]:
     yield f"# {title}"
+    which = "ordered lists of tinygrad's `Opt`s"
+    if ScheduleKind.TILE in stats.kinds:
+        which += ", and parameters of generated programs"
     yield (
         "Kernels of real programs as [tinygrad](https://github.com/tinygrad/tinygrad) makes them, many schedules of "
-        "each (ordered lists of tinygrad's `Opt`s), and how long each took on the device, or how it failed. Measured "
+        f"each ({which}), and how long each took on the device, or how it failed. Measured "
         "and checked by kcg; this card is generated from the data."
     )
     low, middle, high = stats.schedules_per_kernel

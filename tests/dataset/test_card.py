@@ -150,7 +150,7 @@ def test_replay_tables_have_a_config_and_their_columns_explained() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["h200", "cpu"])
+@pytest.mark.parametrize("name", ["h200", "h200-tiles", "cpu"])
 def test_the_recorded_datasets_have_todays_card(name: str) -> None:
     folder = ROOT / "datasets" / name
     data = read_export(folder)

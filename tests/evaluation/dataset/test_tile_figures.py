@@ -51,7 +51,7 @@ def test_rows_count_once_and_failures_and_repeats_do_not(tmp_path: Path) -> None
     entry, headline = tile_figures.figures(kcg.data.load(tmp_path / "export"))
     assert headline == {
         "tile_rows": SIZE + 1, "uniform_rows": SIZE, "regions": 2, "regions_of_several": 0, "shape_classes": 1,
-        "families": 1, "lattices": 1, "samples_min": 1,
+        "families": 1, "lattices": 1, "samples_min": 1, "rows_per_s": None,
     }  # fmt: skip
     assert entry["statuses"] == {"ok": SIZE + 1, "wrong": 1} and entry["opts_rows"] == 1 and entry["one_sample"] == 1
     assert entry["most_of_a_region"] == SIZE / (SIZE + 1)
