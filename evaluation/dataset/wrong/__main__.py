@@ -40,7 +40,7 @@ from kcg.kernel.targets import target_named
 from kcg.measure.stress import LAUNCHES, PROVISIONAL
 from kcg.types import Target
 
-OUT = Path(__file__).parents[1] / "results" / "tile_data.json"
+OUT = Path(__file__).parents[2] / "results" / "tile_data.json"
 RUN = "wrong programs"
 RAW_SETTINGS = Settings(launches=PROVISIONAL, verify_every=4)
 FINALISTS_SETTINGS = Settings(launches=LAUNCHES, stress_s=20.0, verify=BESIDE)
