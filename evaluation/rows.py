@@ -31,7 +31,7 @@ def this_command() -> str:
     """The command that is running, as it can be typed again on any machine: `python -m MODULE ARGUMENTS`, of files in
     other folders the names alone."""
     spec = sys.modules["__main__"].__spec__
-    script = ["-m", spec.name] if spec is not None else [Path(sys.argv[0]).name]
+    script = ["-m", spec.name.removesuffix(".__main__")] if spec is not None else [Path(sys.argv[0]).name]
     arguments = [Path(one).name if one.startswith("/") else one for one in sys.argv[1:]]
     return shlex.join(["python", *script, *arguments]).encode("utf-8", "replace").decode()
 
