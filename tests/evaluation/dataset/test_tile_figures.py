@@ -10,7 +10,7 @@ from evaluation.dataset import tile_figures
 from evaluation.dataset.record import SIZE
 from kcg.dataset.choices import UNIFORM
 from kcg.dataset.export import export
-from kcg.dataset.journal import Journal
+from kcg.dataset.journal import Journal, Run
 from kcg.dataset.noise import RETIMED
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.schedule import RAW
@@ -40,6 +40,7 @@ def test_rows_count_once_and_failures_and_repeats_do_not(tmp_path: Path) -> None
     with Journal.open(tmp_path / "j.sqlite") as journal:
         journal.add_target(TARGET)
         journal.add_toolchain(toolchain)
+        journal.add_run(Run("r", "2026-11-29T00:00:00+00:00", "kcg", {}))
         journal.add_workload(Workload("norms", "x", tuple(WorkloadCall(region, 1) for region in regions)))
         for warps in range(SIZE):
             journal.record(row(regions[0], warps, UNIFORM))
