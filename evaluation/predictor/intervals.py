@@ -1,4 +1,4 @@
-"""95 % intervals of figures: over seeds for single networks, over kernels for all else."""
+"""95 % intervals of figures: over seeds for single networks, over kernels or regions for all else."""
 
 from __future__ import annotations
 
@@ -30,4 +30,15 @@ def interval(
         summary([found[i] for i in rng.integers(0, len(found), len(found))], calls)[name] for _ in range(RESAMPLES)
     ]
     low, high = np.nanquantile(drawn, [(1 - share) / 2, (1 + share) / 2])
+    return float(low), float(high)
+
+
+def ratio_interval(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> tuple[float, float]:
+    """The bootstrap interval of a ratio of sums, the parts (of a region each) drawn with replacement. Of a mean every
+    second number is 1."""
+    values = np.array(parts, np.float64)
+    rng = np.random.default_rng(seed)
+    sums = values[rng.integers(0, len(values), (RESAMPLES, len(values)))].sum(1)
+    with np.errstate(all="ignore"):
+        low, high = np.nanquantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
     return float(low), float(high)

@@ -29,7 +29,7 @@ import numpy as np
 import typer
 
 from evaluation.dataset.record import FROZEN, LEAST, group_of
-from evaluation.predictor.intervals import RESAMPLES
+from evaluation.predictor.intervals import ratio_interval
 from evaluation.rows import rounded, this_command
 from kcg.cli import record_results, run_script
 from kcg.dataset.choices import UNIFORM
@@ -143,16 +143,14 @@ def row_of(lattice: Lattice) -> dict[str, Any]:
 
 def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of each arm and number of measurements: the mean share, its interval, and the tenth percentile."""
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(rows), (RESAMPLES, len(rows)))
     found: dict[str, Any] = {}
     for arm in ("analytic", "corrected", "random"):
         for n in map(str, AFTER):
             logs = np.log([row[arm][n] for row in rows])
-            low, high = np.quantile(np.exp(logs[drawn].mean(1)), [0.025, 0.975])
+            ends = np.exp(ratio_interval([(log, 1.0) for log in logs]))
             found.setdefault(arm, {})[n] = {
                 "share": rounded(float(np.exp(logs.mean()))),
-                "interval": [rounded(float(low)), rounded(float(high))],
+                "interval": [rounded(float(end)) for end in ends],
                 "p10": rounded(float(np.quantile(np.exp(logs), 0.1))),
             }
     return found

@@ -12,8 +12,8 @@
   share a binary share the row. `binary_hash` is null where there is no binary.
 
 Rows are sorted by region, target, toolchain, protocol and schedule, so that what is alike is neighbouring. Three things
-are rounded, see `as_exported`. Schema 2 had no `BESIDE` and no constants; it is still read. Exports of
-before 2026-11-30 lack `ADDED`, which reading makes anew.
+are rounded, see `as_exported`. Schema 2 had no `BESIDE` and no constants; it is still read. Older exports
+of schema 3 lack `ADDED`, which reading makes anew.
 """
 
 from __future__ import annotations

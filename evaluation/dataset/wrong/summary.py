@@ -11,8 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from evaluation.dataset.wrong.outcomes import (
     COMPILING,
     CUT,
@@ -25,7 +23,7 @@ from evaluation.dataset.wrong.outcomes import (
     alike,
 )
 from evaluation.dataset.wrong.raw_programs import FINALIST, LEGAL, RAW
-from evaluation.predictor.intervals import RESAMPLES
+from evaluation.predictor.intervals import ratio_interval
 
 ILLEGAL, RAW_LEGAL, DRAWN_LEGAL, FINALISTS = "raw, not legal", "raw, legal", "drawn from the legal", "finalists"
 GROUPS: Final = (ILLEGAL, RAW_LEGAL, DRAWN_LEGAL, FINALISTS)
@@ -69,19 +67,9 @@ def ratio(parts: Sequence[Ratio]) -> dict[str, Any]:
     hits, count = (sum(part[place] for part in parts) for place in (0, 1))
     found: dict[str, Any] = {"count": int(hits), "of": int(count), "regions": len(parts)}
     if count:
-        low, high = interval(parts)
+        low, high = ratio_interval(parts)
         found |= {"share": round(hits / count, 5), "low": round(low, 5), "high": round(high, 5)}
     return found
-
-
-def interval(parts: Sequence[Ratio], *, seed: int = 0) -> tuple[float, float]:
-    """The 95 % bootstrap interval of a ratio of sums, regions drawn with replacement."""
-    values = np.array(parts, np.float64)
-    rng = np.random.default_rng(seed)
-    sums = values[rng.integers(0, len(values), (RESAMPLES, len(values)))].sum(1)
-    with np.errstate(all="ignore"):
-        low, high = np.nanquantile(sums[:, 0] / sums[:, 1], (0.025, 0.975))
-    return float(low), float(high)
 
 
 def launched(row: Row) -> bool:
