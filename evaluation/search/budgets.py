@@ -79,6 +79,7 @@ def main(
     device: Annotated[str, typer.Argument(help="as kcg.optimize --device")] = "CPU",
     only: Annotated[str, typer.Option(help="workloads, with commas; empty: all of the device")] = "",
     budgets: Annotated[str, typer.Option(help="which rows, with commas, in their order")] = ALL,
+    runs: Annotated[int, typer.Option(help="of one budget, at most")] = 3,
     thorough: Annotated[str, typer.Option(help="a budget of the thorough run, e.g. 8m; empty: none")] = "",
     shares: Annotated[bool, typer.Option(help="replay the steps of results that have no share")] = True,
     again: Annotated[bool, typer.Option("--again", help="forget what is there of these cells")] = False,
@@ -91,7 +92,7 @@ def main(
     for name in workloads_of(device, only):
         bench = Bench(name, device, work / device.lower().replace(":", "_"))
         for row in rows_of(budgets):
-            for turn in range(1, BUDGETS.get(row, 1) + 1):
+            for turn in range(1, min(runs, BUDGETS.get(row, 1)) + 1):
                 key = f"{name}/{row}/{turn}" if row in BUDGETS else f"{name}/{row}"
                 if again:
                     rows.again([key])
