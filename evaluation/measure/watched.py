@@ -28,7 +28,7 @@ def cold_environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
         "CACHEDB": str(folder / "cache.db"),
-        "CUDA_CACHE_DISABLE": "1",
+        "CUDA_CACHE_PATH": str(folder / "cuda"),
         "TMPDIR": str(folder / "tmp"),
         "XDG_CACHE_HOME": str(folder / "xdg"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),

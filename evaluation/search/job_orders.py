@@ -7,12 +7,14 @@ import heapq
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from evaluation.search.job_replay import FIRST, Replayed
-from evaluation.search.job_runs import Part, Program, Run, groups, solver
+from evaluation.search.job_runs import LEFT, Part, Program, Run, groups, solver
+from kcg.optimize.ahead import Lead, order_of, share_until
 from kcg.optimize.loop import DEVICE, Chain, Gains, Solve, State, Task, device_s, next_jobs, starting
 from kcg.types import JobKind
 
@@ -121,6 +123,80 @@ class Phases:
         gains = Gains(state, [])
         saved = {chain.id: chain.calls * (gains.entry_s(chain) - chain.seconds) for chain in chains}
         return sorted((chain for chain in chains if saved[chain.id] > 0.0), key=lambda chain: -saved[chain.id])
+
+
+class Ahead:
+    """What a run on a GPU does (`kcg.optimize.ahead`): it searches all the while, and between two measurements judges
+    the first program of a region that saves most a second over what is verified, of those whose references are there;
+    what runs only where a region of the best plan is refused counts for as long as it is of use. What is provisional
+    has more launches where there is nothing to judge."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._led, self._judged_last = run, dict[str, tuple[str, float]](), False
+        self._calls = {part.id: part.calls for part in run.parts if part.is_kernel}
+        self._of = {part.id: part for part in run.parts}
+
+    def __call__(self, state: State, now: float, deadline: float) -> list[Task]:
+        timed = Gains(state, [chain for chain in state.chains.values() if chain.is_timed])
+        judged = self._to_judge(state, timed, now, deadline)
+        searched = self._to_search(state, timed)
+        begun = [chain for chain in state.chains.values() if chain.tasks[0].kind == JobKind.STRESS]
+        first = [chain for chain in begun if chain.id not in {one.chain for one in state.verified}]
+        rest = [chain for chain in begun if chain not in first and timed.is_expected(chain)]
+        own = self._own(state)
+        by_turn = [*searched, *judged] if self._judged_last else [*judged, *searched]
+        order = [*first, *by_turn, *rest]
+        found = starting(state, order, on_cores=[*judged, *searched])
+        if own is not None and not any(task.resource == DEVICE for task, _ in state.running.values()):
+            found = [own, *(task for task in found if task.resource != DEVICE)]
+        for task in found:
+            if task.resource == DEVICE:
+                self._judged_last = task.kind not in SEARCHING
+        return found
+
+    def _own(self, state: State) -> Task | None:
+        """tinygrad's own schedules are timed before all else, what is expected to take longest first."""
+        waiting = [task for task in state.shared.values() if task.kind == JobKind.TIME]
+        waiting = [task for task in waiting if task.id not in state.running]
+        return max(waiting, key=lambda task: self._calls[task.subject] * state.own[task.subject], default=None)
+
+    def _to_search(self, state: State, gains: Gains) -> list[Chain]:
+        """What a search measures next: what is expected to be best improves most by it."""
+        searched = [chain for chain in state.chains.values() if chain.tasks[0].kind in SEARCHING]
+        return sorted(searched, key=lambda chain: -gains.beside_s(chain))
+
+    def _to_judge(self, state: State, gains: Gains, now: float, deadline: float) -> list[Chain]:
+        verified = state.seconds()
+        of_plan = gains.expected.regions
+        taken = Counter[str]()
+        for name in of_plan:
+            taken.update(dict(_taken_by(self._of[name])))
+        leads, chains = list[Lead](), dict[str, Chain]()
+        for chain in gains.chains:
+            part = self._of[chain.region]
+            if not gains.is_first(chain) or chain.tasks[0].kind != JobKind.PAIRED:
+                continue
+            if not part.is_kernel and part.id not in of_plan:
+                continue
+            before_s = verified.get(part.id, sum(n * verified[kernel] for kernel, n in part.takes))
+            led = self._led.setdefault(part.id, (chain.id, now))
+            if led[0] != chain.id:
+                led = self._led[part.id] = chain.id, now
+            left_s = min(deadline, 2 * now) - now
+            covered = part.is_kernel and taken[part.id] >= part.calls - LEFT
+            chains[part.id] = chain
+            again = any(one.region == part.id for one in state.verified)
+            gain_s = part.calls * (before_s - chain.seconds)
+            leads.append(Lead(part.id, gain_s, now - led[1], left_s, device_s(chain), covered, again))
+        waits_s = sum(lead.judging_s for lead in leads if not self._of[lead.id].is_kernel)
+        share = share_until(waits_s, now, None if math.isinf(deadline) else deadline - now)
+        order = order_of([replace(lead, share=share) if lead.covered else lead for lead in leads])
+        return [chains[lead.id] for lead in order]
+
+
+def _taken_by(part: Part) -> list[tuple[str, float]]:
+    """The calls of kernels in whose place a region runs, in one execution of the workload."""
+    return [(kernel, calls * part.calls) for kernel, calls in part.takes]
 
 
 def _search_only(chain: Chain) -> tuple[Task, ...]:

@@ -22,6 +22,7 @@ import typer
 
 from evaluation.rows import key_of, rounded
 from evaluation.search.job_orders import (
+    Ahead,
     Hindsight,
     Phases,
     area,
@@ -88,7 +89,7 @@ def _entry(run: Run) -> dict[str, Any]:
     for errors in ERRORS:
         suffix = "" if errors == "exact" else f" {errors} estimates"
         arms: dict[str, Policy] = {"loop": loop, "saving_a_second": saving_a_second, "one_step": one_step}
-        arms["phases"] = Phases(run)
+        arms |= {"ahead": Ahead(run), "phases": Phases(run)}
         for arm, policy in arms.items():
             found[arm + suffix] = replayed(run, policy, Estimates(errors), until=until_s)
     areas = {arm: area(one, run, best_s, until_s) for arm, one in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import struct
@@ -190,6 +191,12 @@ class Spin:
         return max(0.0, min(alone) - min(hidden))
 
 
+@functools.cache
+def spin_on(device: str) -> Spin:
+    """The one of a process: compiling it takes a tenth of a second."""
+    return Spin(device)
+
+
 def hidden_s(host_s: float) -> float:
     """How long the device is kept busy, so that it does not wait for a host that takes `host_s` to send a call off."""
     return min(1.5 * host_s + 20e-6, HIDDEN_MOST_S)
@@ -215,7 +222,7 @@ class StepClock:
     """Times a whole step that is launched as a program launches it, on the device alone where it has events."""
 
     def __init__(self, device: str) -> None:
-        self.device, self._spin = device, Spin(device)
+        self.device, self._spin = device, spin_on(device)
         self._busy_s = HIDDEN_S
 
     def __call__(self, call: Callable[[], object]) -> float:

@@ -104,14 +104,17 @@ def compile_job(job: CompileJob) -> CompileOutcome:
 
 def rehearsal_job(target: Target) -> TimeOutcome:
     """Compile and time a small product as tinygrad schedules it: what the first job of a child pays for beside its own
-    kernel, such as the buffer that empties the cache, the sensors, and the rules by which kernels are lowered."""
+    kernel, such as the buffer that empties the cache, the sensors, kernels of kcg's own, and the rules by which kernels
+    are lowered."""
     from tinygrad import Tensor
 
     from kcg.kernel.codec import kernel_of
     from kcg.kernel.kinds import baseline_of
+    from kcg.measure.workbench import prepare_own_kernels
 
     one, other = (Tensor.empty(16, 16, device=target.device) for _ in range(2))
     region = Region((kernel_of((one @ other).schedule_linear().src[-1].src[0]),))
+    prepare_own_kernels(target)
     compiled = compile_job(CompileJob(region, baseline_of(region, target), target)).compiled
     return time_job(TimeJob(region, compiled, target, early_stop=True, careful=True))
 

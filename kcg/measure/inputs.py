@@ -1288,6 +1288,11 @@ class DeviceFill:
             self._put(view, first, held)
         Device[self.device].synchronize()
 
+    def prepare(self, width: int) -> None:
+        """Compile what fills buffers whose elements have so many bytes."""
+        for piece in PIECES:
+            self._launch(width, piece, 0)
+
     @staticmethod
     def _put(view: Any, first: int, values: np.ndarray[Any, Any]) -> None:
         """Copy elements from the host to their places from `first` on."""

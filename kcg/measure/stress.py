@@ -20,6 +20,7 @@ pass of more launches counts for fewer, never the reverse.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import time
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kcg.compat.programs import Spin, device_seconds, hidden_s, synchronize
+from kcg.compat.programs import device_seconds, hidden_s, spin_on, synchronize
 from kcg.compat.streams import Stream, has_second_stream, second_stream
 from kcg.compat.tiny import Buffer, KernelInfo, UOp, dtypes
 from kcg.files import cache_folder, write_whole
@@ -222,7 +223,7 @@ class _Beside:
         bench.poisoned_with = own.bench.poisoned_with
         self._own, self._stream = own, stream
         self._other = _Repeated(bench, own.runs, stream=stream, like=own)
-        self._spin, self._sending_s, self._sent = Spin(bench.device), 2 * HOST_S, 1
+        self._spin, self._sending_s, self._sent = spin_on(bench.device), 2 * HOST_S, 1
         self._launch_s: float | None = None  # what the device takes for one, alone
 
     def wait(self) -> None:
@@ -273,9 +274,7 @@ class _Output:
         self.slot, self.in_place, self._itemsize = slot, info.is_input, info.itemsize
         words = -(-info.nbytes // (4 * ROW)) * ROW
         self._view = bench.with_guards(slot, 4 * words)
-        self._copy, self._compare = (
-            launcher_of(make(words), bench.target, stream, wide=True) for make in (_copying, _marking)
-        )
+        self._copy, self._compare = (_launcher(make, words, bench.target, stream) for make in (_copying, _marking))
         self._before, self._marks = (self._like_it(bench) for _ in range(2))
         bench.fill_with(self._marks, 0)
         self._target, self._unmarked = bench.target, contents_of(self._marks, bench.target)
@@ -305,6 +304,12 @@ class _Output:
             return None
         marked = copied(self._marks).view("uint32").nonzero()[0]
         return int(marked[0]) * 4 // self._itemsize if marked.size else None
+
+
+@functools.lru_cache(maxsize=128)
+def _launcher(make: Callable[[int], UOp], words: int, target: Target, stream: Stream | None) -> Callable[..., None]:
+    """What launches a kernel of so many words; outputs of one size share it."""
+    return launcher_of(make(words), target, stream, wide=True)
 
 
 def _marking(count: int) -> UOp:

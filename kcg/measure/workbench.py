@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kcg.compat.hardware import device_memset, device_pieces
-from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s
+from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s, spin_on
 from kcg.compat.standalone import load_program
 from kcg.compat.streams import Stream
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
@@ -129,6 +129,7 @@ DIGEST_ABOVE_BYTES = 1 << 20  # on a GPU, larger buffers are compared by their d
 SMALL_BYTES = 64 << 10  # up to here one copy of the whole buffer is fastest everywhere
 MOST_PIECES = 1 << 10  # elements of a device's buffer that are written one by one
 COPY_WHOLE_BYTES = 4 << 20  # up to here one copy of a buffer is faster than a copy of each sampled element
+COMMON_WIDTHS = (2, 4)  # bytes of an element
 NAN_POISON = 0xFF  # all bits set: NaN for every float, -1 for integers
 FINITE_POISON = 0x3C  # a finite pattern for every float
 ZERO_POISON = 0  # what fresh memory often holds
@@ -322,7 +323,7 @@ class Bench:
 @functools.cache
 def _own_s(device: str) -> float:
     """What a launch takes longer alone, once for all regions of a process."""
-    return Spin(device).own_s()
+    return spin_on(device).own_s()
 
 
 class Workbench(Bench):
@@ -356,9 +357,9 @@ class Workbench(Bench):
             return self.region.outputs
         return tuple(info.slot for info in self.buffers if info.is_output and info.slot < self._region_buffers)
 
-    @functools.cached_property
+    @property
     def _spin(self) -> Spin:
-        return Spin(self.device)
+        return spin_on(self.device)
 
     def _new_inputs(self, seed: int, recipe: str) -> dict[int, Any]:
         return make_inputs_of_kernels(self.chain.asts, seed, recipe=recipe)
@@ -475,6 +476,14 @@ def contents_of(buffer: Any, target: Target) -> Words:
 @functools.cache
 def _digest(target: Target) -> DeviceDigest:
     return DeviceDigest(target)
+
+
+def prepare_own_kernels(target: Target) -> None:
+    """Compile kcg's own kernels that nearly every bench of a GPU runs: a tenth of a second or more each."""
+    if target.device != "CPU":
+        _digest(target)
+        for width in COMMON_WIDTHS:
+            filler(target).prepare(width)
 
 
 def free_cached_memory(target: Target) -> None:
