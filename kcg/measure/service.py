@@ -53,7 +53,7 @@ from kcg.measure.jobs import (
 )
 from kcg.measure.pools import ChildDied, CompilePool, DevicePool, ServiceClosed
 from kcg.measure.protocol import PROTOCOL
-from kcg.measure.verify import References, first_references_job, references_job
+from kcg.measure.verify import PARTS, References, first_references_job, joined_references, references_job
 from kcg.types import (
     CacheState,
     Job,
@@ -233,6 +233,7 @@ COMPILE_TIMEOUT_S = 30.0
 TIMING_TIMEOUT_S = 30.0  # of checking and timing one candidate, all included
 BASELINE_TIMEOUT_S = 120.0  # the same of a kernel that everything else is compared with
 OPEN_TIMEOUT_S = 120.0
+APART_S = 0.3  # that the reference of the first check took, from which on the others are computed in parts
 REFERENCES_TIMEOUT_S = 120.0  # references of one region, in a process beside the device
 
 TOO_GOOD = 10.0  # so many times faster than the best known: verified by more rules, and measured again
@@ -704,13 +705,26 @@ class MeasureService:
 
     def references(self, region: Region, variables: Variables, seeds: tuple[int, ...]) -> Future[References]:
         """Have the references of a thorough check under `seeds` computed beside the device: where those of the first
-        check were begun once they are there, since these are some of them (of attention two fifths of the time)."""
+        check were begun once they are there, since these are some of them (of attention two fifths of the time). Where
+        they took long the others are computed by several cores: of the largest regions of Flux they take 9 to 20 s of
+        one."""
         first, found = self._references.get((region.id, variables)), Future[References]()
         found.set_running_or_notify_cancel()
 
         def begin(known: References | None) -> None:
             job = references_job, region, variables, seeds, known
-            self.beside(*job, timeout_s=REFERENCES_TIMEOUT_S).add_done_callback(partial(_pass_on, to=found))
+            if known is None or known.seconds < APART_S or self.compile_workers < PARTS:
+                self.beside(*job, timeout_s=REFERENCES_TIMEOUT_S).add_done_callback(partial(_pass_on, to=found))
+                return
+            parts = [self.beside(*job, part, timeout_s=REFERENCES_TIMEOUT_S) for part in range(PARTS)]
+            left = iter(range(PARTS - 1, -1, -1))  # of the parts, taken by whichever ends
+
+            def ended(done: Future[References]) -> None:
+                if next(left) == 0:
+                    _join(parts, to=found)
+
+            for one in parts:
+                one.add_done_callback(ended)
 
         def follow(done: Future[References]) -> None:
             error = done.exception()
@@ -960,6 +974,14 @@ def _pass_on(done: Future[Any], *, to: Future[Any]) -> None:
         to.set_exception(error)
     else:
         to.set_result(done.result())
+
+
+def _join(parts: Sequence[Future[References]], *, to: Future[References]) -> None:
+    """Let one future have what several came to together, or the first error among them."""
+    if (error := next(filter(None, (one.exception() for one in parts)), None)) is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(joined_references([one.result() for one in parts]))
 
 
 def _new_future() -> Future[Measurement]:

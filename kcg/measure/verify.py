@@ -368,29 +368,56 @@ def first_references_job(region: Region, variables: Variables) -> References:
     return References((recipe,), (found,), (), seconds=time.perf_counter() - begun)
 
 
+PARTS = 1 + len(EXTREMES)
+"""In which the references of a thorough check may be computed beside each other: those of the ordinary recipe, those of
+recipes that need not be chosen, and of each other place choosing its recipe and what that gives."""
+
+
 def references_job(
-    region: Region, variables: Variables, seeds: tuple[int, ...], first: References | None = None
+    region: Region,
+    variables: Variables,
+    seeds: tuple[int, ...],
+    first: References | None = None,
+    part: int | None = None,
 ) -> References:
-    """The references of a thorough check under `seeds`, of which those of the `first` check are known. Raises
-    VerificationError where the region has none."""
+    """The references of a thorough check under `seeds`, of which those of the `first` check are known; or one `part` of
+    them, to be joined with the others. Raises VerificationError where the region has none."""
     begun, referee = time.perf_counter(), RefereeWithoutDevice(region)
     if first is not None:
         referee.use_references(first, variables)
-    recipes = tuple(referee.choose_recipe(variables, place=place) for place in range(len(EXTREMES)))
-    ordinary = recipes[0]
-    keys = [(seed, recipes[place % len(EXTREMES)]) for place, seed in enumerate(seeds)]
-    keys += [(TIMED_SEED, ordinary)] + ([(0, BINARY_RECIPE)] if ordinary == RECIPE else [])
-    if len(referee.chain.asts) > 1:
-        keys.append((0, SPIKY_RECIPE))
+    places = [place for place in range(len(EXTREMES)) if part in (None, 0, 1) or place + 1 == part]
+    if part in (0, 1):
+        places = [0]
+    recipes = {place: referee.choose_recipe(variables, place=place) for place in places}
+    keys = [(seed, recipes[p]) for i, seed in enumerate(seeds) if part != 1 and (p := i % len(EXTREMES)) in recipes]
+    if part in (None, 0):
+        keys.append((TIMED_SEED, recipes[0]))
+    if part in (None, 1):
+        keys += [(0, BINARY_RECIPE)] if recipes[0] == RECIPE else []
+        keys += [(0, SPIKY_RECIPE)] if len(referee.chain.asts) > 1 else []
     found = {key: referee.reference(*key, variables) for key in keys}
     for key, reference in found.items():
-        if key == keys[0] or (key[1] == BINARY_RECIPE and reference.exact() >= EXACT):
+        is_first = part in (None, 0) and key == keys[0]
+        if is_first or (key[1] == BINARY_RECIPE and reference.exact() >= EXACT):
             referee.fill(*key)
             for place in range(len(referee.chain.stores)):
                 projected(referee, key[0], place)
-    plantings = referee.plantings(variables)
-    seconds = time.perf_counter() - begun + (first.seconds if first is not None else 0.0)
-    return References(recipes, tuple(found.items()), tuple(referee.projections.items()), plantings, seconds)
+    plantings = referee.plantings(variables) if part in (None, 0) else None
+    names = tuple(recipes.get(place, "") for place in range(len(EXTREMES)))
+    spent_s = time.perf_counter() - begun + (first.seconds if first is not None and part in (None, 0) else 0.0)
+    return References(names, tuple(found.items()), tuple(referee.projections.items()), plantings, spent_s)
+
+
+def joined_references(parts: Sequence[References]) -> References:
+    """All `PARTS` as one."""
+    recipes = tuple(next(filter(None, names)) for names in zip(*(part.recipes for part in parts), strict=True))
+    return References(
+        recipes,
+        tuple(dict(pair for part in parts for pair in part.references).items()),
+        tuple(dict(pair for part in parts for pair in part.projections).items()),
+        next((part.plantings for part in parts if part.plantings is not None), None),
+        sum(part.seconds for part in parts),
+    )
 
 
 # ---- Every element of an output, and not only sampled ones: beside another binary's, and by projections.

@@ -357,7 +357,7 @@ class Workbench(Bench):
             return self.region.outputs
         return tuple(info.slot for info in self.buffers if info.is_output and info.slot < self._region_buffers)
 
-    @property
+    @functools.cached_property
     def _spin(self) -> Spin:
         return spin_on(self.device)
 

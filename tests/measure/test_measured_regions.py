@@ -296,6 +296,26 @@ def test_the_reference_of_a_search_comes_from_a_process_beside_the_device(monkey
     assert job.references is not None and job.references.recipes == (rows[0].input_recipe.split(":")[0],)
 
 
+def test_references_that_take_long_come_from_several_processes(
+    service: MeasureService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, asked = region("softmax", "float32"), list[object]()
+    beside = MeasureService.beside
+
+    def counted(self: MeasureService, function: Callable[..., object], *args: object, timeout_s: float) -> object:
+        asked.append(args[4] if function is references_job and len(args) > 4 else None)
+        return beside(self, function, *args, timeout_s=timeout_s)
+
+    monkeypatch.setattr(MeasureService, "beside", counted)
+    monkeypatch.setattr(service, "compile_workers", 8)
+    monkeypatch.setattr("kcg.measure.service.APART_S", 0.0)
+    monkeypatch.setattr(service, "_references_beside", True)
+    service._references.pop((of.id, ()), None)
+    service.begin_references(of, ())
+    found = service.references(of, (), FINAL_SEEDS).result(timeout=PATIENCE_S)
+    assert asked == [None, 0, 1, 2, 3] and found.plantings is not None and all(found.recipes)
+
+
 @pytest.mark.slow
 def test_references_of_all_seeds_take_over_those_of_the_first_check(service: MeasureService) -> None:
     """They are those that would be computed without it, and wait for it where it is under way."""

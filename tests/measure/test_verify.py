@@ -40,11 +40,14 @@ from kcg.measure.verify import (
     EXTREMES,
     FINAL_SEEDS,
     JUDGED,
+    PARTS,
     PROBE_POINTS,
     CheckedBench,
     Referee,
     RefereeWithoutDevice,
     Reference,
+    first_references_job,
+    joined_references,
     references_job,
 )
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
@@ -603,6 +606,26 @@ def test_references_of_another_process_are_those_that_verifying_computes(name: s
             for one, here in zip(reference.stores, bench.reference(*key, tf32=tf32).stores, strict=True):
                 assert np.array_equal(one.values, here.values, equal_nan=True)
                 assert np.array_equal(one.error, here.error) and np.array_equal(one.indices, here.indices)
+
+
+@pytest.mark.parametrize("name", ["matmul_f32", "symbolic", "region"])
+def test_references_in_parts_are_those_of_one_job(name: str) -> None:
+    variables = VARIABLES if name == "symbolic" else ()
+    if name == "region":
+        region = region_of((empty(48, 32) @ empty(32, 48)).contiguous().softmax().contiguous())
+    else:
+        _, region = bench_of(next(iter(examples_of(name))))
+    first = first_references_job(region, variables)
+    whole = references_job(region, variables, SEEDS, first)
+    parts = [pickle.loads(pickle.dumps(references_job(region, variables, SEEDS, first, n))) for n in range(PARTS)]
+    found = joined_references(parts)
+    assert found.recipes == whole.recipes and dict(found.references).keys() == dict(whole.references).keys()
+    assert dict(found.projections).keys() == dict(whole.projections).keys()
+    assert (found.plantings is None) == (whole.plantings is None)
+    for key, reference in whole.references:
+        for one, other in zip(reference.stores, dict(found.references)[key].stores, strict=True):
+            assert np.array_equal(one.values, other.values, equal_nan=True) and np.array_equal(one.error, other.error)
+    assert all(part.seconds < found.seconds for part in parts)
 
 
 def test_an_extreme_recipe_of_a_region_is_one_by_which_it_can_be_judged(monkeypatch: pytest.MonkeyPatch) -> None:
