@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from kcg.optimize.work import Candidates, RegionWork
 
 COMPLETING = 1 / 2  # of the time that is left, where plans are compared after it
-WORTH = 1 / 2
-"""Of what was found to be saved, the share that is judged before time is left for the check of the whole: of less there
-would be little to check."""
+WORTH = 1 / 8
+"""Of what all takes as the search found it, what judging may still save where time is left for the check of the whole:
+with more to gain a check would be of a result that is not worth it."""
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
@@ -102,7 +102,7 @@ class Judging:
         )
         self._pace = Pace(estimates)
         self._undecided: list[RegionWork] = []
-        self._kernels: list[RegionWork] = []  # that are due
+        self._due: list[RegionWork] = []
         self._done: set[str] = set(self._ahead)  # what was judged, by `RegionWork.id`
         self._completes = settings.completes
         self._stuck: set[str] = set()  # what stays provisional, by the same
@@ -121,7 +121,7 @@ class Judging:
         due = (work for work in works if estimates.is_due(work))
         gains_s = {work.id: gain_s(work, self._ahead) for work in works}  # over what was verified ahead
         order = sorted(due, key=lambda work: (work.id not in held, -gains_s[work.id], -work.before_s))
-        self._kernels = [work for work in order if not work.proposed]
+        self._due = order
         for work in works:
             if work not in order:
                 row = work.stored or self._ahead.get(work.id)
@@ -200,7 +200,7 @@ class Judging:
             return []
         works = self._candidates.works
         found = (work for work in works if (row := self._judged.get(work.id)) and row.chosen.provisional)
-        some = (w for w in found if not w.proposed or self._needed is None or w.call.region.id in self._of_best)
+        some = (work for work in found if self._may_be_run(work))
         return sorted((work for work in some if work.id not in self._stuck), key=order)
 
     def _complete_until(self) -> float | None:
@@ -297,13 +297,20 @@ class Judging:
         return self._pace.until(improved=self._is_worth_checking(*rows))
 
     def _is_worth_checking(self, *rows: RegionResult) -> bool:
-        """Whether enough is judged to leave time for the check of the whole, of the kernels that no region covers."""
-        found = [work for work in self._kernels if work.id not in self._covered]
-        judged_s = sum(work.saving_s - self._missing_s(work) for work in found if work.id in self._done)
-        return judged_s >= WORTH * sum(w.saving_s for w in found) and self._improved(*rows, *self._judged.values())
+        """Whether judging has little to save yet, of what the best plans run: then there is time for the check of the
+        whole."""
+        found = [work for work in self._due if work.id not in self._covered and self._may_be_run(work)]
+        left_s = sum(map(self._missing_s, found))
+        return left_s <= WORTH * sum(w.after_s for w in found) and self._improved(*rows, *self._judged.values())
+
+    def _may_be_run(self, work: RegionWork) -> bool:
+        return not work.proposed or self._needed is None or work.call.region.id in self._of_best
 
     def _missing_s(self, work: RegionWork) -> float:
-        """Of what a kernel saves, what was found since it was judged ahead, or was refused then."""
+        """What a region saves that was not judged; also what was found since it was judged ahead, or was refused
+        then."""
+        if work.id not in self._done:
+            return max(gain_s(work, self._judged), 0.0)
         is_ahead = self._judged.get(work.id) is self._ahead.get(work.id) or work.id not in self._judged
         return max(gain_s(work, self._ahead), 0.0) if work.id in self._ahead and is_ahead else 0.0
 

@@ -22,9 +22,10 @@ TOKENS = 32
 if __name__ == "__main__":
     Tensor.manual_seed(0)
     model = Transformer(**MODEL_PARAMS["gpt2"])
-    for weight in get_state_dict(model).values():
-        weight.replace(weight.half().realize())
     model.lm_head.weight = model.wte.weight
+    for weight in (weights := get_state_dict(model)).values():
+        weight.replace(weight.half())
+    Tensor.realize(*weights.values())
 
     token, place, said = Variable("tokens", 0, VOCAB_SIZE - 1), Variable("start_pos", 1, MAX_CONTEXT - 1), [0]
     for at in range(1, TOKENS):

@@ -21,11 +21,10 @@ SIDE = int(os.getenv("SIDE", "224"))  # fewer pixels to try it where there is no
 if __name__ == "__main__":
     Tensor.manual_seed(0)
     model = ResNet(50, num_classes=1000)
-    for name, weight in get_state_dict(model).items():
-        if not name.endswith("num_batches_tracked"):
-            weight.replace(weight.half().realize())
-    model.fc.weight.replace(model.fc.weight.float().realize())  # the last product is of float32
-    model.fc.bias.replace(model.fc.bias.float().realize())
+    for name, weight in (weights := get_state_dict(model)).items():
+        if not name.endswith("num_batches_tracked") and not name.startswith("fc"):  # the last product is of float32
+            weight.replace(weight.half())
+    Tensor.realize(*weights.values())
 
     @TinyJit
     def classes(pictures: Tensor) -> Tensor:
