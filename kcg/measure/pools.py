@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -777,6 +778,7 @@ class _Compilation:
     call: tuple[Any, ...]
     timeout_s: float
     future: Future[Any]
+    patient: bool = False  # whether it waits until a process is free that no other job wants
     broken: int = TRIES - 1
     killed: int = 1
     inner: Future[Any] | None = None  # of the pool that has it
@@ -797,6 +799,7 @@ class CompilePool:
         self._initargs, self._workers, self._before, self._called = initargs, workers, before, called
         self._lock = threading.Lock()
         self._unfinished: set[_Compilation] = set()
+        self._waiting: deque[_Compilation] = deque()  # patient ones
         self._closed = False
         self._pool: Any = None
         self._stopped = Stopped()
@@ -836,11 +839,12 @@ class CompilePool:
         if self._pool is not None:
             end_pool(self._pool)
 
-    def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
-        """Run `function(*args)` in a child; the future fails with TimeoutError after the child was killed."""
+    def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float, patient: bool = False) -> Future[Any]:
+        """Run `function(*args)` in a child; the future fails with TimeoutError after the child was killed. What is
+        `patient` begins where a child is free that no other job waits for."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
-        self._hand_over(_Compilation((function, args), timeout_s, future))
+        self._hand_over(_Compilation((function, args), timeout_s, future, patient))
         return future
 
     def _hand_over(self, job: _Compilation) -> None:
@@ -852,7 +856,19 @@ class CompilePool:
                 return
         self._end(job, None, ServiceClosed())
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether every child has a job, or one waits for it."""
+        return sum(job.inner is not None for job in list(self._unfinished)) >= self._workers
+
+    def _schedule_patient(self) -> None:
+        while self._waiting and not self._is_full and not self._closed:
+            self._schedule(self._waiting.popleft())
+
     def _schedule(self, job: _Compilation) -> None:
+        if job.patient and self._is_full:
+            self._waiting.append(job)
+            return
         if not self._closed:
             self._before()
         if self._closed:
@@ -903,6 +919,8 @@ class CompilePool:
         elif isinstance(error, FutureTimeout):
             error = TimeoutError(f"no result within {job.timeout_s:g} s: its process was killed")
         self._end(job, None if error is not None else done.result(), error)
+        if self._waiting:
+            self._work.put(self._schedule_patient)
 
     def _look_at_pool(self) -> None:
         """Replace a pool that is stuck: it breaks without a word, or a child was stopped while it held a lock."""

@@ -578,12 +578,12 @@ class MeasureService:
                 return CompileOutcome(made, seconds)
         return None
 
-    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float, patient: bool = False) -> Future[Any]:
         """Run a function of a module in one of the compiling children: for work that would hold up this process. On a
-        CPU no sample is taken meanwhile."""
+        CPU no sample is taken meanwhile. What is `patient` lets all that is compiled go first."""
         with self._lock:
             self._compiling += 1
-        future = self._compilers.submit(function, *args, timeout_s=timeout_s)
+        future = self._compilers.submit(function, *args, timeout_s=timeout_s, patient=patient)
         future.add_done_callback(lambda done: self._release(compiled=1))
         return future
 
@@ -714,9 +714,10 @@ class MeasureService:
         def begin(known: References | None) -> None:
             job = references_job, region, variables, seeds, known
             if known is None or known.seconds < APART_S or self.compile_workers < PARTS:
-                self.beside(*job, timeout_s=REFERENCES_TIMEOUT_S).add_done_callback(partial(_pass_on, to=found))
+                whole = self.beside(*job, timeout_s=REFERENCES_TIMEOUT_S, patient=True)
+                whole.add_done_callback(partial(_pass_on, to=found))
                 return
-            parts = [self.beside(*job, part, timeout_s=REFERENCES_TIMEOUT_S) for part in range(PARTS)]
+            parts = [self.beside(*job, n, timeout_s=REFERENCES_TIMEOUT_S, patient=True) for n in range(PARTS)]
             left = iter(range(PARTS - 1, -1, -1))  # of the parts, taken by whichever ends
 
             def ended(done: Future[References]) -> None:

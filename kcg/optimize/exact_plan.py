@@ -36,6 +36,12 @@ SOLVER_S = 60.0  # of one of them, where a problem is far larger than any seen
 UNITS = 1e6  # a solver's tolerances are absolute: costs are microseconds to it
 
 
+def prepare_to_plan() -> None:
+    """Load the solver, which takes more than a second."""
+    import scipy.optimize
+    import scipy.sparse  # noqa: F401
+
+
 @dataclass(frozen=True)
 class Option:
     """A program in the place of some calls."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kcg.errors import DeviceError
 from kcg.measure.child import unsupported_job
 from kcg.measure.pools import ServiceClosed
+from kcg.optimize.exact_plan import prepare_to_plan
 from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
     Key,
@@ -70,9 +71,12 @@ class Proposing:
         self._kernels: Sequence[RegionWork] = ()
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """Look for them from now on, beside all else, until the run's processes are ended."""
+    def begin(self, kernels: Sequence[RegionWork] = ()) -> None:
+        """Look for them from now on, beside all else, until the run's processes are ended. With `kernels`, not all of
+        which are timed yet, their first programs are compiled at once, by what these are expected to take."""
         self._device.close_too(self.end)
+        if kernels:
+            self.timed(kernels)
         self._thread = threading.Thread(target=self._work, name="kcg-regions", daemon=True)
         self._thread.start()
 
@@ -124,17 +128,19 @@ class Proposing:
             report("the first programs of regions", error)
 
     def _compile(self) -> None:
-        """Have first programs compiled, and references computed, what matters most first, by no more than half of the
-        compilers: the search of the kernels has the others, and what judging those of the best expected plan needs,
-        which comes before the programs of those that no plan may have. What a search asks for after it is not made
-        again."""
+        """Have first programs compiled, and references computed, what matters most first: the programs of the best
+        expected plan, then by no more than half of the compilers, since the search of the kernels has the others, what
+        judging these needs and the programs of those that no plan may have. What a search asks for after it is not
+        made again."""
         if self._wanted.is_set():
             return  # whoever wants them waits for this thread
         _, proposals = self._looked.result()
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
         firsts: list[RegionWork] = []
-        for work in self._works(regions):
+        works = list(self._works(regions))
+        self._device.first_programs(works[:FIRSTS])
+        for work in works:
             if self._wanted.is_set():
                 return
             while len(under_way) >= most:
@@ -180,6 +186,7 @@ def has_programs(
         for name, region in regions.items()
     }
 
+    prepare_to_plan()
     looked, waiting = wait(asked.values(), timeout=0.0)
     while waiting and (rest_s := left_s(until())) != 0.0:
         looked, waiting = wait(asked.values(), timeout=POLL_S if rest_s is None else min(rest_s, POLL_S))

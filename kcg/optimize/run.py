@@ -87,6 +87,9 @@ if TYPE_CHECKING:
     from kcg.workloads.script import Late
 
 RESULT = "RESULT.json"
+REGIONS_EARLY_S = 30.0
+"""With so much of a budget left when the baselines begin on a GPU, the first programs of regions of several kernels are
+compiled by what kernels are expected to take: cores have little to do while baselines are timed one by one."""
 
 
 @dataclass(frozen=True)
@@ -455,7 +458,8 @@ def baselines(
 
     def meanwhile() -> None:
         if proposing is not None and not device.is_cpu:
-            proposing.begin()
+            left_s = math.inf if budget.over_at is None else budget.over_at - time.monotonic()
+            proposing.begin(ordered if left_s >= REGIONS_EARLY_S else ())
         if missing:  # else nothing is searched
             if device.is_cpu:
                 device.find_starts(works)

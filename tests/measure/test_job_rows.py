@@ -90,3 +90,18 @@ def test_a_pool_says_when_a_child_took_a_job_and_how_it_ended(tmp_path: Path) ->
     assert outcomes == [JobOutcome.OK, JobOutcome.FAILED, JobOutcome.LATE]
     times = [sent, *(at for call in done for at in (call.begin_s, call.end_s))]
     assert times == sorted(times), "one child does one after the other"
+
+
+def test_what_is_patient_lets_all_else_go_first(tmp_path: Path) -> None:
+    calls: list[Call] = []
+    initargs = (CPU, os.getpid(), str(tmp_path / "cache.db"), "", ())
+    pool = CompilePool(initargs, workers=1, before=lambda: None, called=calls.append)
+    try:
+        first = pool.submit(bad_jobs.nap, 0.3, timeout_s=PATIENCE_S)
+        patient = [pool.submit(abs, -n, timeout_s=PATIENCE_S, patient=True) for n in range(2)]
+        others = [pool.submit(int, f"{n}", timeout_s=PATIENCE_S) for n in range(3)]
+        for future in (first, *patient, *others):
+            future.result(timeout=PATIENCE_S)
+    finally:
+        pool.close()
+    assert [call.function for call in calls[1:]] == [bad_jobs.nap, int, int, int, abs, abs]

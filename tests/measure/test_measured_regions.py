@@ -302,9 +302,11 @@ def test_references_that_take_long_come_from_several_processes(
     of, asked = region("softmax", "float32"), list[object]()
     beside = MeasureService.beside
 
-    def counted(self: MeasureService, function: Callable[..., object], *args: object, timeout_s: float) -> object:
+    def counted(
+        self: MeasureService, function: Callable[..., object], *args: object, timeout_s: float, patient: bool = False
+    ) -> object:
         asked.append(args[4] if function is references_job and len(args) > 4 else None)
-        return beside(self, function, *args, timeout_s=timeout_s)
+        return beside(self, function, *args, timeout_s=timeout_s, patient=patient)
 
     monkeypatch.setattr(MeasureService, "beside", counted)
     monkeypatch.setattr(service, "compile_workers", 8)

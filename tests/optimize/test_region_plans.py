@@ -865,8 +865,10 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
     asked, compiled = list[str](), threading.Semaphore(0)
 
     def first_programs(works: Any) -> dict[str, list[Future[str]]]:
-        compiled.acquire()
-        asked.extend(work.id for work in works)
+        for work in works:
+            if work.id not in asked:
+                compiled.acquire()
+                asked.append(work.id)
         (one := Future[str]()).set_result("")
         return {work.id: [one] for work in works}
 
