@@ -40,7 +40,7 @@ from kcg.unexpected import looking
 if TYPE_CHECKING:
     from kcg.dataset.journal import Chosen, Journal
     from kcg.judge.interface import Place
-    from kcg.kernel.kinds import Space
+    from kcg.kernel.kinds import Space, Unsupported
     from kcg.kernel.lowered import Lowered
     from kcg.kernel.program import Compiled
     from kcg.optimize.budget import Budget
@@ -128,6 +128,7 @@ class Device:
         self.taken: dict[str, costs.Taken] = {}  # what jobs of this run took, by their kind
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._spaces: dict[str, Space] = {}  # of regions' baselines
+        self._of_kinds: dict[tuple[str, str], Space | Unsupported] = {}  # by the id of a region, and the kind
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._chosen: dict[tuple[str, Schedule], Chosen] = {}  # why schedules are measured, by the id of their region
         self._own_s: dict[tuple[str, Variables], float] = {}  # of tinygrad's own schedules, as a search timed them
@@ -497,9 +498,11 @@ class Device:
         works = [RegionWork(call, self._space_of(call.region)) for call in workload.calls]
         for work in works:
             for name in other_kinds(work.call.region, target):
+                key = work.call.region.id, name
                 with looking(f"schedules of kind {name} of a kernel or region"):
-                    found = kind_named(name).space(work.call.region, target, allow_tf32=allowed)
-                    if not isinstance(found, Unsupported):
+                    if key not in self._of_kinds:  # reading a region takes a tenth of a second, and they come twice
+                        self._of_kinds[key] = kind_named(name).space(work.call.region, target, allow_tf32=allowed)
+                    if not isinstance(found := self._of_kinds[key], Unsupported):
                         work.others[name] = found
         return works
 

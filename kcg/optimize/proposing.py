@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from kcg.errors import DeviceError
@@ -138,9 +139,9 @@ class Proposing:
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
         firsts: list[RegionWork] = []
-        works = list(self._works(regions))
-        self._device.first_programs(works[:FIRSTS])
-        for work in works:
+        best = list(self._works(regions[:FIRSTS]))
+        self._device.first_programs(best)
+        for work in chain(best, self._works(regions[FIRSTS:])):
             if self._wanted.is_set():
                 return
             while len(under_way) >= most:

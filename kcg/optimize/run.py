@@ -464,7 +464,9 @@ def baselines(
             if device.is_cpu:
                 device.find_starts(works)
             else:
-                device.first_programs(missing[: device.service.compile_workers])  # the others would hold up the search
+                count = device.service.compile_workers  # the programs of others would hold up the search
+                device.first_programs(missing[:count])
+                device.find_starts(missing[count:])
             ahead.prepare(ordered)
             guide.read()
 
