@@ -4,20 +4,22 @@ Capturing a step of a large model a second time takes as long as the first: its 
 gets its buffer again. What differs between two programs of a step is only what is put in the place of its calls
 (`kcg.compat.capture.choosing_opts`, `kcg.compat.planning.before_planning`), and that comes after the capture.
 
-Private: `engine.realize.capturing`, `_TinyJit._linears` and `.add_linear`, `tensor.all_tensors`, `uop.ops.buffers`,
-`UOp.new_buffer`.
+Private: `engine.realize.capturing`, `get_call_arg_uops` and `get_call_outs_ins`, `_TinyJit._linears`, `.add_linear`,
+`.captured` and `.fxn`, `tensor.all_tensors`, `uop.ops.buffers`, `UOp.new_buffer`, `NO_MEMORY_PLANNER`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tinygrad import Tensor
 
+from kcg.compat.capture import plain_name
 from kcg.compat.programs import captured_at_once
-from kcg.compat.tiny import Ops, UOp
+from kcg.compat.tiny import Context, Ops, UOp, dtypes
 
 Renamed = dict[UOp, UOp]
 
@@ -38,6 +40,11 @@ class CapturedOnce:
         """A `TinyJit` that captures its first call, as of `captured_at_once`."""
         return captured_at_once(_Program(self))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers that a program has for itself where none of them shares memory; 0 before it ran."""
+        return 0 if self._recorded is None else sum(int(node.nbytes()) for node in self._recorded.made)
+
     def record(self, *args: Any, **kwargs: Any) -> UOp:
         """Run the function before there is a program of it; nothing is launched. Gives its calls, on no memory."""
         from tinygrad.engine.realize import capturing
@@ -51,14 +58,16 @@ class CapturedOnce:
         assert self._recorded is not None
         return UOp(Ops.LINEAR, src=tuple(call for linear in self._recorded.linears for call in linear.src))
 
-    def run(self, alive: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+    def run(self, alive: list[Tensor], values: set[UOp], *args: Any, **kwargs: Any) -> Any:
         """Have the `TinyJit` that is being captured record the calls, and give what the function returns. `alive` gets
-        what stands for other Tensors that the function left: they decide what a region may leave out."""
+        what stands for other Tensors that the function left: they decide what a region may leave out. `values` gets
+        the buffers that this program has for itself, of any but the first."""
         from tinygrad.engine.realize import capturing
 
         if self._recorded is None:
             return self._record(*args, **kwargs)
         new = _new_buffers(self._recorded.made)
+        values.update(new.values())
         for linear in self._recorded.linears:
             capturing[0].add_linear(linear.substitute(new, walk=True), {})
         alive += [Tensor(node.substitute(new, walk=True)) for node in self._recorded.left]
@@ -94,9 +103,72 @@ class _Program:
 
     def __init__(self, once: CapturedOnce) -> None:
         self._once, self._alive = once, list[Tensor]()
+        self.values = set[UOp]()  # its own buffers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._once.run(self._alive, *args, **kwargs)
+        return self._once.run(self._alive, self.values, *args, **kwargs)
+
+
+# ---- what a captured program computed
+
+
+@dataclass(frozen=True)
+class Value:
+    """A buffer that a captured program writes."""
+
+    kernel: str  # tinygrad's name of what wrote it last
+    buffer: Any  # of bytes
+
+
+@contextlib.contextmanager
+def without_sharing() -> Iterator[None]:
+    """Inside the block the values of what is captured share no memory, so that all of them are there after a run."""
+    with Context(NO_MEMORY_PLANNER=1):
+        yield
+
+
+def values_of(program: Any, device: str) -> list[Value]:
+    """What a `CapturedOnce.program` that ran computes on a device, in the order of the calls; of one that was captured
+    `without_sharing`, and is not the first. Workspaces of programs that kcg put in are not among them: nothing says
+    what is left in these."""
+    from tinygrad.engine.realize import get_call_arg_uops, get_call_outs_ins
+
+    written: dict[UOp, str] = {}
+    for call in _calls_in(program.captured.linear):
+        arguments = get_call_arg_uops(call)
+        for place in get_call_outs_ins(call)[0]:
+            for node in arguments[place].toposort():
+                if node in program.fxn.values:
+                    written.pop(node, None)  # its place is that of the last call that writes it
+                    body = call.src[0]
+                    written[node] = plain_name(body.arg.name) if body.op is Ops.PROGRAM else "a copy"
+    return [Value(kernel, bytes_of) for node, kernel in written.items() for bytes_of in _memory_of(node, device)]
+
+
+def memory_of_tensors(tensors: Sequence[Tensor], device: str) -> list[Any]:
+    """The buffers of realised tensors on a device, as bytes."""
+    bases = (tensor.uop.base for tensor in tensors)
+    nodes = (base.buf_uop if base.op is Ops.AFTER else base for base in bases)  # what was assigned to
+    return [one for node in nodes for one in _memory_of(node, device)]
+
+
+def _calls_in(linear: UOp) -> Iterator[UOp]:
+    """The calls of a captured program, those in its graphs too."""
+    for call in linear.src:
+        body = call.src[0]
+        if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
+            yield from body.src[0].src
+        else:
+            yield call
+
+
+def _memory_of(node: UOp, device: str) -> Iterator[Any]:
+    from tinygrad.uop.ops import buffers
+
+    found = buffers.get(node)
+    for one in getattr(found, "bufs", (found,)):
+        if one is not None and one.device == device and one.nbytes:
+            yield one.ensure_allocated().view(one.nbytes, dtypes.uint8, 0).ensure_allocated()
 
 
 class _There:

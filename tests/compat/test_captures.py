@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 from tinygrad import GlobalCounters, Tensor, dtypes
 from tinygrad.uop.ops import UOp
 
 from kcg.compat.capture import Standing
-from kcg.compat.captures import CapturedOnce
+from kcg.compat.captures import CapturedOnce, memory_of_tensors, values_of, without_sharing
 from kcg.compat.hardware import allocated_bytes
 from kcg.compat.programs import captured_at_once
 
@@ -121,3 +122,29 @@ def test_a_program_that_goes_gives_its_memory_back() -> None:
     del program, returned
     gc.collect()
     assert allocated_bytes() == before
+
+
+def test_what_a_program_without_shared_memory_computed_is_there_afterwards() -> None:
+    """In the order of its calls, each by the kernel that wrote it."""
+
+    def run(x: Tensor) -> Tensor:
+        doubled = (x * 2).contiguous()
+        total = doubled.sum().contiguous()
+        return (doubled + total).contiguous()
+
+    def read(buffer: Any) -> list[float]:
+        return [float(value) for value in buffer.as_memoryview().cast("f")]
+
+    x, once = _input(1.0, 2.0), CapturedOnce(run)
+    assert once.nbytes == 0
+    once.program()(x)
+    with without_sharing():
+        apart = once.program()
+        returned = apart(x)
+    values = values_of(apart, x.device)
+    assert [read(one.buffer) for one in values] == [[2.0, 4.0], [6.0], [8.0, 10.0]]
+    assert [one.kernel[0] for one in values] == ["E", "r", "E"] and once.nbytes == 8 + 4 + 8
+    (output,) = memory_of_tensors([returned], x.device)
+    assert read(output) == [8.0, 10.0] and memory_of_tensors([returned], "another") == []
+    apart(_input(0.0, 1.0))
+    assert [read(one.buffer) for one in values] == [[0.0, 2.0], [2.0], [2.0, 4.0]]
