@@ -651,6 +651,8 @@ class ModelCheck:
     left: tuple[tuple[str, str, int], ...] = ()  # id of a region, why sets of its calls stayed as they were, how many
     spread_s: float = 0.0  # of a script, how far `after_s` may be off: what is closer is no faster
     untimed: str = ""  # why no step of a script was timed
+    steady: int = 0  # replays of the step that gave bit for bit what the first one gave on the same inputs
+    unsteady: str = ""  # why nothing is said of such replays: they differ with tinygrad's own schedules too
 
 
 @dataclass(frozen=True)

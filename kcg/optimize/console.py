@@ -35,6 +35,7 @@ from kcg.report.words import (
     plan_rows,
     provisional_line,
     repeated,
+    replayed,
     step_lines,
     steps_line,
     values_of,
@@ -463,7 +464,8 @@ def _model_line(check: ModelCheck, what: str) -> tuple[str, str]:
     if check.runs:
         return f"{text} ({check.compared}){again}", "green"
     clock = check.clock.partition(",")[0]
-    return f"{text}; one step {format_seconds(check.before_s)} → {format_seconds(check.after_s)} by {clock}", "green"
+    text += f"; one step {format_seconds(check.before_s)} → {format_seconds(check.after_s)} by {clock}"
+    return f"{text}{replayed(check)}", "green"
 
 
 def _bar(stream: TextIO, shown: Progress) -> Any:

@@ -16,7 +16,7 @@ from kcg.report.counts import how_many
 from kcg.report.endings import is_checked, whole_is_checked
 from kcg.report.formats import format_error
 from kcg.report.rows import Row
-from kcg.report.words import checked_as
+from kcg.report.words import checked_as, replayed
 from kcg.types import ModelCheck, Result, ScheduleKind
 
 
@@ -70,6 +70,7 @@ def _state_of(result: Result, noun: str, check: ModelCheck | None) -> tuple[str,
         against = f"{_left(noun)} what tinygrad's own schedules give"
         if check.error is not None and check.tolerance is not None:
             against += f": error {format_error(check.error)}, at most {format_error(check.tolerance)} passes"
+        against += replayed(check)
         if is_checked(result):
             return f"verified as a whole {noun}", "good", against
         return f"verified as a whole {noun}, parts provisional", "doubt", against

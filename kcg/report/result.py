@@ -22,7 +22,7 @@ from kcg.kernel.kinds import KINDS, parse, traits_of
 from kcg.nouns import Document, Malformed, decode, encode, hints_of, kernels_of, no_constant, same_names, shown, unique
 from kcg.types import Planning, Region, RegionResult, Result, Schedule, Status, malformed
 
-SCHEMA = 20
+SCHEMA = 21
 """The version of the file. A change of any field is a new number, never a silent one."""
 
 ADDED = {
@@ -61,6 +61,7 @@ ADDED = {
     18: {("Result", "verified_progress")},
     19: set(),
     20: {("Planning", "searched")},
+    21: {("ModelCheck", "steady"), ("ModelCheck", "unsteady")},
 }
 """Fields that came with each version: files of the versions before it are read without them, with their defaults. With
 19 came no field: what was expected may be of kernels that regions run, and of schedules of any kind."""
@@ -208,7 +209,7 @@ def _read(document: Any) -> Result:
     if result.planning is not None:
         _check_planning(result.planning, result, "planning")
     check = result.model_check
-    counts = () if check is None else (*(n for _, n in check.replaced), *(n for _, _, n in check.left))
+    counts = () if check is None else (check.steady, *(n for _, n in check.replaced), *(n for _, _, n in check.left))
     if any(count < 0 for count in counts):
         raise Malformed("model_check", "a count is negative")
     if check is not None and check.passed and None in (check.error, check.tolerance):

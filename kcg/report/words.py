@@ -239,6 +239,13 @@ def repeated(runs: int) -> str:
     return f"it ran {times} more to find out, and its side effects with it"
 
 
+def replayed(check: ModelCheck) -> str:
+    """What replays of the step with the same inputs showed, behind the check of the whole; empty where none ran."""
+    if check.unsteady:
+        return f"; {check.unsteady}"
+    return f", and {counted(check.steady, 'replay')} of the step gave the same, bit for bit" if check.steady else ""
+
+
 def values_text(*ends: Variables) -> str:
     """`position 12` of one set of values, `position 1 to 12` of two; empty where the kernel has no variables.
 

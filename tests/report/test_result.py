@@ -531,6 +531,16 @@ def test_files_of_the_nineteenth_version_have_no_regions_beside_the_plan() -> No
             from_dict(to_dict(replace(plan, planning=replace(plan.planning, searched=(wrong,)))))
 
 
+def test_files_of_the_twentieth_version_do_not_say_how_often_a_step_was_replayed() -> None:
+    check = ModelCheck(True, "", 0.0031, 0.043)
+    before = replace(sample_plan(), model_check=check)
+    result = replace(before, model_check=replace(check, steady=212, unsteady="it differs"))
+    assert from_dict(to_dict(result)) == result
+    assert from_dict(without({**to_dict(result), "schema": 20}, added_after(20))) == before
+    with pytest.raises(ResultError, match="a count is negative"):
+        from_dict(to_dict(replace(result, model_check=replace(check, steady=-1))))
+
+
 def test_files_of_the_seventeenth_version_do_not_say_when_what_was_verified() -> None:
     before = sample_plan()
     result = replace(before, verified_progress=(ProgressPoint(3.5, 12, 2e-3), ProgressPoint(9.0, 40, 1e-3)))
