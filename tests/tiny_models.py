@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +16,25 @@ from kcg.workloads.registry import Published, WorkloadSpec
 DTYPES = ("float32", "bfloat16", "float16")
 TIMES = {"dies-once-tuned": 1, "dies-twice-tuned": 2}  # so many processes die, counted in `TMPDIR`
 BAD = ("hangs", "dies-at-once", "dies-when-tuned", *TIMES, "nan", "zero", "other-kernels")
+
+
+UNSTEADY = "TINY_UNSTEADY"  # an environment variable: the name of a kernel of which every so-manieth launch is wrong
+
+
+def disturbed(call: Callable[..., Any], name: str, every: int, *, first: int = 0) -> Callable[..., Any]:
+    """The `call` of tinygrad's programs on a CPU with one bit wrong in the output of every so-manieth launch of a
+    kernel, counted from the `first` on."""
+    launches = itertools.count(1)
+
+    def launch(program: Any, *buffers: Any, **how: Any) -> Any:
+        taken = call(program, *buffers, **how)
+        if program.name == name:
+            number = next(launches) - first
+            if number > 0 and number % every == 0:
+                buffers[0].cpu_view().view(fmt="B")[1] ^= 1  # of a float32 a part in 32,768 at most
+        return taken
+
+    return launch
 
 
 def _forward(x: Any, first: Any, second: Any) -> Any:
@@ -41,6 +61,7 @@ def step(preset: str, seed: int, weights: str = "") -> Step:
     import numpy as np
     from tinygrad import Tensor
     from tinygrad.engine import realize
+    from tinygrad.runtime.ops_cpu import CPUProgram
 
     from kcg.compat.capture import Standing
 
@@ -51,6 +72,10 @@ def step(preset: str, seed: int, weights: str = "") -> Step:
         return Tensor(values).cast(dtype).contiguous().realize()
 
     x, first, second = _parameters(preset, random)
+    if UNSTEADY in os.environ:
+        name, every, before = os.environ[UNSTEADY].split(":")
+        call = disturbed(CPUProgram.__call__, name, int(every), first=int(before))
+        CPUProgram.__call__ = call  # type: ignore[method-assign]
     if weights:
         first = (first * float(Path(weights).read_text())).contiguous().realize()
 

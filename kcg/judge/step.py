@@ -6,18 +6,20 @@ not find there what tinygrad's own left. Then all are replayed in turns, and the
 a step: between two events of the device where it has them, with what the host does first hidden
 (`kcg.compat.programs`), else by wall clock. For that all must be in memory, apart from the weights, which they share.
 Where there is no memory for that, one comes after the other, tinygrad's own last, and each leaves there what it makes
-of other inputs.
+of other inputs. At the end the fastest of those that are right is replayed for some seconds (`kcg.judge.steady`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.judge.steady import OWN_DIFFERS, Stress, steady
 from kcg.judge.whole import eps_of, judge_outputs, occurring, rounding_of_products, rounding_of_sums
 from kcg.measure.device_info import NoSensors, sensors_for
 from kcg.measure.protocol import median
@@ -26,7 +28,7 @@ from kcg.types import ModelCheck, Result, Target
 if TYPE_CHECKING:
     from tinygrad import Tensor
 
-    from kcg.compat.captures import CapturedOnce
+    from kcg.compat.captures import CapturedOnce, Value
     from kcg.handover.tuned import InPlace
     from kcg.judge.whole import Array
     from kcg.kernel.program import Compiled
@@ -35,9 +37,12 @@ if TYPE_CHECKING:
 REPLAYS = 5  # of each kind, all of them timed; the run before them, which captures, is not
 LONG_STEP_S = 0.5  # of a step that takes longer, `READ` replays tell as much
 READ = 3  # replays with the chosen schedules whose outputs are compared too, beside those of the captured run
+SHAKEN = 2  # replays with tinygrad's own schedules on inputs that were changed by a rounding unit
 MEMORY = 1.25  # times what one program has for its own values must be free, for each that is to stand beside it
 
 CHOSEN, OWN = "running the chosen schedules", "running tinygrad's own schedules"
+STEADY, OWN_STEADY = "replaying the fastest plan", "replaying what tinygrad schedules itself"
+TWICE = "called twice with the same inputs, tinygrad's own schedules do not give the same, bit for bit"
 
 
 def replays_of(step_s: float) -> int:
@@ -47,7 +52,7 @@ def replays_of(step_s: float) -> int:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the child is doing: `OWN`, or `CHOSEN` with which of the results."""
+    """What the child is doing: `OWN` or `OWN_STEADY`, or `CHOSEN` or `STEADY` with which of the results."""
 
     name: str
     result: int = 0
@@ -62,9 +67,11 @@ def compare(
     kernels: Sequence[Path] = (),
     programs: Mapping[str, Compiled] | None = None,
     once: CapturedOnce | None = None,
+    stress: Stress | None = None,
 ) -> list[ModelCheck]:
     """Run `step` in this process with tinygrad's own schedules and with those of each result, judge, and time.
-    `report` gets each stage, at every run; `once` is the capture of `step` where there is one."""
+    `report` gets each stage, at every run; `once` is the capture of `step` where there is one. With `stress` the
+    fastest plan that is right is replayed so long."""
     from kcg.compat.captures import CapturedOnce
     from kcg.compat.tiny import Context
     from kcg.handover.in_place import compiled_before
@@ -74,7 +81,7 @@ def compare(
     given = compiled_before(programs, results[0].target) if programs else contextlib.nullcontext()
     with Context(BEAM=0, NOOPT=0), given:
         least = rounding_of_products(results)
-        shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(2)]
+        shaken = [perturbed(step.inputs, seed=seed + 1 + i, least=least) for i in range(SHAKEN)]
         once = once or CapturedOnce(step.run)  # the programs differ in what runs in the place of its calls
         chosen: list[_Program] = []
         places: list[InPlace] = []
@@ -96,18 +103,36 @@ def compare(
         of_own = [*shaken, *[step.inputs] * (replays - len(shaken))]
         together = [(Stage(CHOSEN, place), one) for place, one in enumerate(chosen)] if in_turns else []
         _replay([*together, (Stage(OWN), own)], [*[[step.inputs] * replays for _ in together], of_own], report)
-    own_outputs, *moved = own.outputs[: 1 + len(shaken)]
-    clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
+        clock = f"{own.clock}, median of {replays}{' in turns' if in_turns else ''}"
+        eps = max(own.eps or 2.0**-23, least)  # of whole numbers only: they must agree
+        checks = [replace(one, seed=seed) for one in _judged(results, chosen, places, own, eps=eps, clock=clock)]
+        if stress is not None:
+            stress.compared(checks)
+            captures = _Captures(step, results, once, kernels, [*(chosen if in_turns else [None] * len(chosen)), own])
+            del chosen, own, together
+            return captures.under_stress(checks, stress, report)
+    return checks
+
+
+def _judged(
+    results: Sequence[Result],
+    chosen: Sequence[_Program],
+    places: Sequence[InPlace],
+    own: _Program,
+    *,
+    eps: float,
+    clock: str,
+) -> list[ModelCheck]:
+    """The check of each result by what was computed, and timed; `eps` is the rounding unit that counts."""
+    own_outputs, *moved = own.outputs[: 1 + SHAKEN]
     checks = []
     for one, found, result in zip(chosen, places, results, strict=True):
-        eps = max(own.eps or 2.0**-23, least)  # of whole numbers only: they must agree
         check = judge_outputs(one.outputs, own_outputs, moved, eps=eps, sums=rounding_of_sums(result))
         check = replace(
             check,
             before_s=median(own.seconds),
             after_s=median(one.seconds),
             clock=clock,
-            seed=seed,
             clocks_before=own.clocks,
             clocks_after=one.clocks,
             kernels=len(found.served),
@@ -165,6 +190,13 @@ class _Program:
         self.eps = max((eps_of(dtype) for dtype in seen if dtypes.is_float(dtype)), default=0.0)
         self._sensors.begin()
 
+    @property
+    def repeats(self) -> bool:
+        """Whether its first and last outputs that were read are the same, which are of its own inputs."""
+        import numpy as np
+
+        return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(self.outputs[0], self.outputs[-1], strict=True))
+
     def replay(self, inputs: dict[str, Any], *, read: bool) -> None:
         """One timed run, whose outputs are kept where they are to be read."""
         returned: list[Tensor] = []
@@ -185,6 +217,18 @@ class _Program:
         self._jitted = None
         gc.collect()  # what a circle holds is not given back by itself
 
+    def run(self, inputs: dict[str, Any]) -> list[Any]:
+        """A replay that is not timed: the buffers of its outputs."""
+        from kcg.compat.captures import memory_of_tensors
+
+        return memory_of_tensors(self._run(inputs), self.device)
+
+    def values(self) -> list[Value]:
+        """What it computes, see `kcg.compat.captures.values_of`."""
+        from kcg.compat.captures import values_of
+
+        return values_of(self._jitted, self.device)
+
     def _run(self, inputs: dict[str, Any]) -> list[Tensor]:
         from tinygrad import Tensor
 
@@ -201,6 +245,106 @@ class _Program:
         self.outputs.append([o.numpy().astype("float64") for o in wide])
 
 
+class _Captures:
+    """The captures of a step for its replays under stress. What was released for lack of memory is captured again once
+    all others are, and at most one is without shared memory."""
+
+    def __init__(
+        self,
+        step: Step,
+        results: Sequence[Result],
+        once: CapturedOnce,
+        kernels: Sequence[Path],
+        programs: Sequence[_Program | None],
+    ) -> None:
+        """`programs` are those of the results, then tinygrad's own; None where one was released."""
+        self._step, self._results, self._once, self._kernels = step, results, once, kernels
+        self._shared, self._apart = [*programs], dict[int, _Program]()
+        self._all_fit = None not in programs
+
+    def under_stress(
+        self, checks: Sequence[ModelCheck], stress: Stress, report: Callable[[Stage], None]
+    ) -> list[ModelCheck]:
+        """The checks with what replays of the fastest plan that is right showed; the next one's where it is wrong."""
+        seen, own = [*checks], len(self._results)
+        target = self._results[0].target
+        sets = self._step.inputs, different(self._step.inputs)
+        of_own = self._shared[own]
+        assert of_own is not None
+        if not of_own.repeats:
+            return [replace(check, unsteady=TWICE) if check.passed else check for check in checks]
+        del of_own  # there may be no memory beside it
+        right = [place for place, check in enumerate(checks) if check.passed]
+        for place in sorted(right, key=lambda place: checks[place].after_s or 0.0):
+            plan = _OfOne(self, place, functools.partial(report, Stage(STEADY, place)))
+            theirs = _OfOne(self, own, functools.partial(report, Stage(OWN_STEADY)))
+            found = steady(plan, theirs, sets, target, stress=stress)
+            self._apart.clear()
+            if found.own_differs:
+                return [replace(check, unsteady=OWN_DIFFERS) if check.passed else check for check in seen]
+            seen[place] = replace(
+                seen[place], steady=found.same, passed=not found.reason, reason=found.reason or seen[place].reason
+            )
+            if not found.reason:
+                break
+        return seen
+
+    def shared(self, place: int) -> _Program:
+        """The capture that is timed, of one plan or of tinygrad's own schedules."""
+        if (found := self._shared[place]) is not None:
+            return found
+        if not self._all_fit:
+            self._shared = [None] * len(self._shared)
+            self._free()
+        self._shared[place] = made = self._captured(place)
+        return made
+
+    def apart(self, place: int) -> _Program | None:
+        """The capture without shared memory; None where it does not fit beside the others."""
+        from kcg.compat.captures import without_sharing
+
+        if place not in self._apart:
+            self._apart.clear()
+            self._free()
+            if not _has_memory(self._results[0].target.device, self._once.nbytes):
+                return None
+            with contextlib.suppress(Exception), without_sharing():  # memory may be in pieces
+                self._apart[place] = self._captured(place)
+        return self._apart.get(place)
+
+    def _captured(self, place: int) -> _Program:
+        if place == len(self._results):
+            return _Program(self._step, once=self._once)
+        from kcg.handover.tuned import scheduling
+
+        result = self._results[place]
+        with scheduling(result, changed_only=True, kernels=self._kernels):
+            return _Program(self._step, result.target, once=self._once)
+
+    def _free(self) -> None:
+        from kcg.measure.workbench import free_cached_memory
+
+        gc.collect()
+        free_cached_memory(self._results[0].target)
+
+
+@dataclass(frozen=True)
+class _OfOne:
+    """The captures of one plan, or of tinygrad's own schedules."""
+
+    captures: _Captures
+    place: int
+    begins: Callable[[], None]  # told before one of them runs
+
+    def shared(self) -> _Program:
+        self.begins()
+        return self.captures.shared(self.place)
+
+    def apart(self) -> _Program | None:
+        self.begins()
+        return self.captures.apart(self.place)
+
+
 def _replay(
     programs: Sequence[tuple[Stage, _Program]],
     inputs: Sequence[Sequence[dict[str, Any]]],
@@ -215,10 +359,15 @@ def _replay(
 
 def _fits(program: _Program, more: int) -> bool:
     """Whether so many more programs of that size fit on the device beside the first."""
+    return _has_memory(program.device, more * program.own_bytes)
+
+
+def _has_memory(device: str, size: float) -> bool:
+    """Whether so many bytes are free on the device, with some to spare."""
     from kcg.compat.hardware import memory_of
 
-    known = memory_of(program.device)
-    return known is not None and known[0] > MEMORY * more * program.own_bytes
+    known = memory_of(device)
+    return known is not None and known[0] > MEMORY * size
 
 
 def perturbed(inputs: dict[str, Any], *, seed: int, least: float = 0.0) -> dict[str, Any]:

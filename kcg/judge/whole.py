@@ -52,6 +52,7 @@ class Runner:
     what: str  # a model, a script or a function
     most_s: float = math.inf  # without a budget more than two plans are compared where that takes no longer
     apart: Collection[str] = ()  # ids of kernels and regions that were seen to feed nothing which differed
+    replayed_s: float = 0.0  # of the last checks, what they took beyond comparing
 
     def why_not(self, results: Sequence[Result]) -> list[str]:
         """Why there is nothing to check of each of several plans, or no way to; empty where the check is due."""

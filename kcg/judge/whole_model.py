@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.cli import collect_rarely
-from kcg.judge.step import CHOSEN, compare, replays_of, run_own
+from kcg.judge.steady import STEADY_S, UNSTEADY, Stress
+from kcg.judge.step import CHOSEN, STEADY, compare, replays_of, run_own
 from kcg.judge.whole import Cost, Runner, unclear, why_nothing, written
 from kcg.measure import isolated
 from kcg.nouns import noun_from_json, noun_to_json
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from kcg.workloads.registry import WorkloadSpec
 
 CHILD = "kcg.judge.whole_model"
+REPLAYED_S = "replayed_s"  # in a line of the child's: what it took beyond comparing
 PLACE, PLAN = "place", "plan"
 """Of lines that come before the job: its weights are to be made; its program is to be planned, and compiled if a target
 is there."""
@@ -50,6 +52,7 @@ RECORDED_S = 7.0
 """Where the process also has the weights and recorded the model's calls: programs are loaded, and it may still be at
 that. The check of Qwen3 8B, three plans, took 14.1 s on one NVIDIA H200, of which steps and compiling were about 5."""
 LEFT = 2  # times as much memory as is free beside weights that are made ahead, at most, the device has in all
+END_S = 1.0  # before the child has to be gone its replays end: what it does after the last one
 FURTHER = 0.2  # of these seconds, for capturing the program of another plan
 COMPILE_S = 0.11  # one kernel; those that change twice
 READ_BYTES_S = 5e8  # of published weights, from a disk
@@ -82,6 +85,8 @@ class Model(Runner):
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
     placed: bool = False  # it has the weights on the device, see `begun`
     captured_s: float = 0.0  # what capturing took in this run; 0: not known
+    steady_s: float = STEADY_S  # for which the fastest plan is replayed at most (`kcg.judge.steady`); 0: not at all
+    unsteady: bool = False  # whether a plan failed in these replays: then parts of it are replayed too
 
     what = "model"
 
@@ -119,9 +124,18 @@ class Model(Runner):
         return start_s + compiling_s + read_s + own_s + steps_s + further_s
 
     def checks(self, results: Sequence[Result], *, timeout_s: float, rounds_s: float = math.inf) -> list[ModelCheck]:
-        """All in one child. A crash with the schedules of a result fails it, and the others run again without it."""
+        """All in one child. A crash with the schedules of a result fails it, and the others run again without it. What
+        comparing leaves of the time is for replays, if it is not of parts alone (no `rounds_s`)."""
+        begin, whole = time.monotonic(), rounds_s > 0
+        stress = Stress(
+            self.steady_s if whole or self.unsteady else 0.0,
+            begin + (min(timeout_s, rounds_s) if whole else timeout_s) - END_S,
+        )
         with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
-            found = _Comparison(self, results, Path(folder), until=time.monotonic() + timeout_s).checks()
+            comparison = _Comparison(self, results, Path(folder), until=begin + timeout_s, stress=stress)
+            found = comparison.checks()
+        self.replayed_s = comparison.replayed_s
+        self.unsteady = self.unsteady or any(one.passed is False and one.reason.startswith(UNSTEADY) for one in found)
         return [replace(check, seed=self.seed, weights=self.weights) for check in found]
 
 
@@ -141,7 +155,7 @@ def _made_of(workload: str, preset: str, seed: int, weights: str) -> dict[str, A
 class _Comparison:
     """The run of a model with several results in a child, and in another one where that fails."""
 
-    def __init__(self, model: Model, results: Sequence[Result], folder: Path, *, until: float) -> None:
+    def __init__(self, model: Model, results: Sequence[Result], folder: Path, *, until: float, stress: Stress) -> None:
         """The results are written into `folder`; by `until`, on the clock `time.monotonic`, all is to be over."""
         from kcg.kernel.program import compiled_values
 
@@ -151,7 +165,10 @@ class _Comparison:
             **_made_of(results[0].workload, results[0].preset, model.seed, model.weights),
             "kernels": [str(file) for file in model.kernels],
             "programs": {name: compiled_values(compiled) for name, compiled in model.programs().items()},
+            "steady_s": stress.seconds,
+            "steady_until": stress.until,  # that clock is one for all processes of a machine
         }
+        self.replayed_s = 0.0
         self._left = list(range(len(results)))  # of which nothing is known yet
         self._checks = [unclear("not run") for _ in results]
 
@@ -161,18 +178,36 @@ class _Comparison:
             try:
                 ended = self._compared()
             except isolated.Overdue as error:
-                self._give_up(f"{error} ({_stage(error.out)[0]})")
+                if compared := _compared_in(error.out):
+                    self._take_in(compared, list(self._left))
+                else:
+                    self._give_up(f"{error} ({_stage(error.out)[0]})")
                 break
+            self.replayed_s += _replayed_s(ended.out)
             if ended.returncode == 0 and ended.out:
                 self._take_in(ended.out[-1], list(self._left))
+            elif compared := _compared_in(ended.out):
+                self._failed_later(ended, compared)
             else:
                 self._blame(ended)
         return self._checks
 
+    def _failed_later(self, ended: isolated.Ended, compared: str) -> None:
+        """A child failed that had compared all: in replays under stress, for which it may have had too little memory.
+        What it had found stands, but for a plan that fails where the model alone does not."""
+        places, (stage, number) = list(self._left), _stage(ended.out)
+        self._take_in(compared, places)
+        if stage != STEADY or ended.returncode == -signal.SIGKILL or self._left_s <= 0:
+            return
+        with contextlib.suppress(isolated.Overdue):
+            if self._run([places[number]], own_only=True).returncode == 0:
+                reason = f"the model fails in a later replay with the chosen schedules: {ended.last_words}"
+                self._checks[places[number]] = replace(self._checks[places[number]], passed=False, reason=reason)
+
     def _compared(self) -> isolated.Ended:
         """How a child ended that compared what is left. Raises Overdue."""
         ended = self._run(self._left)
-        if ended.returncode == -signal.SIGKILL and self._left_s > 0:
+        if ended.returncode == -signal.SIGKILL and self._left_s > 0 and not _compared_in(ended.out):
             # from outside, e.g. where memory ran out: once more before anything is said
             ended = self._run(self._left)
         return ended
@@ -246,6 +281,19 @@ def _stage(lines: Sequence[str]) -> tuple[str, int]:
             fields = json.loads(line)
             return fields["stage"], fields["result"]
     return "getting its weights", 0
+
+
+def _compared_in(lines: Sequence[str]) -> str:
+    """What a child had found when all was compared; empty before."""
+    return next((line for line in lines if line.startswith("[")), "")
+
+
+def _replayed_s(lines: Sequence[str]) -> float:
+    """What replays under stress took."""
+    for line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            return float(json.loads(line)[REPLAYED_S])
+    return 0.0
 
 
 # ---- in the child
@@ -332,6 +380,13 @@ def _work(receive: isolated.Awaited) -> None:
     if job.get("own_only"):
         run_own(step)
         return
+    begun = list[float]()
+
+    def compared(checks: Sequence[ModelCheck]) -> None:
+        """What stands whatever becomes of the replays."""
+        begun.append(time.monotonic())
+        isolated.answer([noun_to_json(check) for check in checks])
+
     checks = compare(
         step,
         [read_result(Path(path)) for path in job["results"]],
@@ -340,7 +395,10 @@ def _work(receive: isolated.Awaited) -> None:
         kernels=[Path(file) for file in job["kernels"]],
         programs={name: compiled_from(values) for name, values in job["programs"].items()},
         once=once,
+        stress=Stress(job["steady_s"], job["steady_until"], compared) if job["steady_s"] > 0 else None,
     )
+    if begun:
+        isolated.answer({REPLAYED_S: time.monotonic() - begun[0]})
     isolated.answer([noun_to_json(check) for check in checks])
 
 

@@ -77,7 +77,7 @@ def check_models(
     begun, expected_s = time.monotonic(), needed_s(len(due))
     seen = _compared([results[place] for place in due], runner, words, log, timeout_s=timeout_s, rounds_s=rounds_s)
     if not log.ended_early and all(check.passed for check in seen):  # else it ended before, or looked for why
-        estimates.took_whole(expected_s, time.monotonic() - begun)
+        estimates.took_whole(expected_s, time.monotonic() - begun - runner.replayed_s)
     if budget.over_at is not None:
         seen = [cut_short(check) for check in seen]
     if not log.ended_early:

@@ -69,7 +69,7 @@ def another(space: KernelSpace) -> Schedule:
 
 
 def model(**of: Any) -> Model:
-    return Model(Workload("tiny", "", ()), DEV, **{"module": CHILD, **of})
+    return Model(Workload("tiny", "", ()), DEV, **{"module": CHILD, "steady_s": 0.0, **of})
 
 
 @pytest.fixture(scope="module")
