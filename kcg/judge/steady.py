@@ -36,11 +36,12 @@ OWN_DIFFERS: Final = "replayed with the same inputs, the step differs with tinyg
 
 @dataclass(frozen=True)
 class Stress:
-    """For how long a step is replayed once all plans were compared, and who is told of these before."""
+    """For how long a step is replayed once all plans were compared, and who is told of what is known by then."""
 
     seconds: float = STEADY_S
     until: float = math.inf  # on the clock `time.monotonic`, when all is to be over
-    compared: Callable[[list[ModelCheck]], None] = lambda _: None
+    compared: Callable[[list[ModelCheck]], None] = lambda _: None  # gets the checks before, and once a replay differs
+    differs: Callable[[str], None] = lambda _: None  # gets the reason as soon as a replay differs
 
 
 class Captured(Protocol):
@@ -74,17 +75,23 @@ class Seen:
 
 def steady(plan: Capturing, own: Capturing, sets: Sequence[dict[str, Any]], target: Target, *, stress: Stress) -> Seen:
     """Replay a plan's step on `sets` of inputs in turns, and where it differs that of tinygrad's own schedules."""
-    end = min(time.monotonic() + stress.seconds, stress.until)
+    begin = time.monotonic()
+    end = min(begin + stress.seconds, stress.until)
+    if begin >= end:
+        return Seen(0)
     short = _Replays(plan.shared(), sets, target)
     whole: _Replays | None = None
     number, found = 0, None
     while found is None:
-        if not short.has_outputs or time.monotonic() >= end:
+        now = time.monotonic()
+        if not short.has_outputs or now >= end:
             return Seen(number)
-        if looked_at := (number + 1) % ALL_LOOKED_AT_EVERY == 0:
-            whole = whole or _all_of(plan, sets, target)
+        looked_at = (number + 1) % ALL_LOOKED_AT_EVERY == 0
+        if looked_at and whole is None and now - begin < end - now:  # capturing it takes time too
+            whole = _all_of(plan, sets, target)
         found = (whole if looked_at and whole is not None else short).differs()
         number += 1
+    stress.differs(_reason(found, number, found.kernel))
     end = min(time.monotonic() + stress.seconds, stress.until)  # there is time for what follows, but not for ever
     kernel = found.kernel
     if not kernel:
@@ -97,9 +104,13 @@ def steady(plan: Capturing, own: Capturing, sets: Sequence[dict[str, Any]], targ
     end = min(time.monotonic() + stress.seconds, stress.until)
     if _until_it_differs(theirs, AGAIN * number, end) is not None:
         return Seen(0, own_differs=True)
+    return Seen(number - 1, _reason(found, number, kernel))
+
+
+def _reason(found: _Difference, number: int, kernel: str) -> str:
     what = "output" if found.output else "value within"
     which = f"the first value that differs is of {kernel}" if kernel else "which program it is was not seen again"
-    return Seen(number - 1, f"{UNSTEADY}{what} in replay {number} with the same inputs; {which}")
+    return f"{UNSTEADY}{what} in replay {number} with the same inputs; {which}"
 
 
 def _all_of(step: Capturing, sets: Sequence[dict[str, Any]], target: Target) -> _Replays | None:

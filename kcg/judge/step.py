@@ -278,7 +278,13 @@ class _Captures:
         for place in sorted(right, key=lambda place: checks[place].after_s or 0.0):
             plan = _OfOne(self, place, functools.partial(report, Stage(STEADY, place)))
             theirs = _OfOne(self, own, functools.partial(report, Stage(OWN_STEADY)))
-            found = steady(plan, theirs, sets, target, stress=stress)
+
+            def differs(reason: str, place: int = place) -> None:
+                """It fails whatever becomes of the search for the program."""
+                failed = replace(seen[place], passed=False, reason=reason)
+                stress.compared([*seen[:place], failed, *seen[place + 1 :]])
+
+            found = steady(plan, theirs, sets, target, stress=replace(stress, differs=differs))
             self._apart.clear()
             if found.own_differs:
                 return [replace(check, unsteady=OWN_DIFFERS) if check.passed else check for check in seen]

@@ -197,7 +197,12 @@ class _Comparison:
         What it had found stands, but for a plan that fails where the model alone does not."""
         places, (stage, number) = list(self._left), _stage(ended.out)
         self._take_in(compared, places)
-        if stage != STEADY or ended.returncode == -signal.SIGKILL or self._left_s <= 0:
+        if (
+            stage != STEADY
+            or self._checks[places[number]].passed is False
+            or ended.returncode == -signal.SIGKILL
+            or self._left_s <= 0
+        ):
             return
         with contextlib.suppress(isolated.Overdue):
             if self._run([places[number]], own_only=True).returncode == 0:
@@ -284,8 +289,8 @@ def _stage(lines: Sequence[str]) -> tuple[str, int]:
 
 
 def _compared_in(lines: Sequence[str]) -> str:
-    """What a child had found when all was compared; empty before."""
-    return next((line for line in lines if line.startswith("[")), "")
+    """What a child had found since all was compared; empty before."""
+    return next((line for line in reversed(lines) if line.startswith("[")), "")
 
 
 def _replayed_s(lines: Sequence[str]) -> float:

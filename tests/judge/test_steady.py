@@ -92,8 +92,10 @@ def test_a_program_that_is_wrong_at_times_is_found_and_named(
 
 def test_what_is_not_seen_again_has_no_name(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     disturb(monkeypatch, result.regions[0].chosen.name, 10**6, first=LAUNCHES + 8 - 10**6)
-    (check,) = checked(result, seconds=PATIENCE_S)
+    before: list[list[ModelCheck]] = []
+    (check,) = checked(result, seconds=PATIENCE_S, compared=before.append)
     assert check.passed is False
+    assert [one.passed for (one,) in before] == [True, False], "it fails whatever becomes of the search for the program"
     assert check.reason == (
         "the step gave another output in replay 5 with the same inputs; which program it is was not seen again"
     )
