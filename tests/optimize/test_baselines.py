@@ -217,8 +217,8 @@ def test_what_was_not_timed_is_said_with_its_share_in_one_line(monkeypatch: pyte
 def test_what_searches_begin_with_is_compiled_while_baselines_are_timed(
     is_cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, whose compilers are idle then: what takes longest, one for each of them, of the others where they begin,
-    and nothing of what a store says all of."""
+    """On a GPU, whose compilers are idle then: what takes longest, one for each of them, where the others begin, and
+    nothing of what a store says all of."""
     clock = Clock(monkeypatch, lambda work: 1e-3, is_cpu=is_cpu)
     works = [work_of(empty(size, size).sum(1), size) for size in (16, 64, 32, 8)]
     compiled: list[list[RegionWork]] = []
