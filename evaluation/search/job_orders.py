@@ -14,8 +14,8 @@ from typing import Final
 
 from evaluation.search.job_replay import FIRST, Replayed
 from evaluation.search.job_runs import LEFT, Part, Program, Run, groups, solver
+from evaluation.search.loop import DEVICE, Chain, Gains, Solve, State, Task, device_s, next_jobs, starting
 from kcg.optimize.ahead import Lead, order_of, share_until
-from kcg.optimize.loop import DEVICE, Chain, Gains, Solve, State, Task, device_s, next_jobs, starting
 from kcg.types import JobKind
 
 SEARCHING: Final = (JobKind.COMPILE, JobKind.TIME)

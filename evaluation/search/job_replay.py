@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from evaluation.search.job_runs import Part, Program, Run, solver
-from kcg.optimize.loop import CORE, DEVICE, Z90, Chain, Outcome, Resources, Solve, State, Task, add, done, started
+from evaluation.search.loop import CORE, DEVICE, Z90, Chain, Outcome, Resources, Solve, State, Task, add, done, started
 from kcg.types import JobKind
 
 Policy = Callable[[State, float, float], list[Task]]

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 
+from evaluation.search.loop import Solve, Solved
 from kcg.dataset.journal import Journal
 from kcg.errors import DataError
 from kcg.files import write_whole
 from kcg.measure.job_rows import HASH_DIGITS
-from kcg.optimize.loop import Solve, Solved
 from kcg.provenance import provenance
 from kcg.report.result import read_result
 from kcg.types import Job, JobKind, JobOutcome, Measurement, RegionResult, ScheduleKind, Status

@@ -1,11 +1,11 @@
-"""How near is the loop of `kcg.optimize.loop` to the best order of a run's jobs? Replays without a device.
+"""How near is the loop of `evaluation.search.loop` to the best order of a run's jobs? Replays without a device.
 
     python -m evaluation.search.loop_replay
     python -m evaluation.search.loop_replay --record FOLDER --name mlp   # of a run of kcg optimize: keeps its jobs
 
 What is counted is the mean share of the best plan's speed that the verified plan has (provisional parts included),
-over the logarithm of the seconds since the command began, from the capture to when today's phases end. Arms: the
-loop, today's phases, saving a second, one-step knowledge gradient, each with estimates that are exact, off as a
+over the logarithm of the seconds since the command began, from the capture to when phases end. Arms: the loop, what a
+run does (`ahead`), phases, saving a second, one-step knowledge gradient, each with estimates that are exact, off as a
 predictor's are, and wrong by a factor of two in either direction; and the best order found by who knows every outcome
 (`hindsight`: the best of 1,500 changes and of all arms), with an area that no order exceeds (`bound`). Runs are made up
 of what was measured of Flux on H100s, and recorded on a CPU (`recorded/`). Writes results/loop_replay.json.

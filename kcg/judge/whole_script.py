@@ -114,6 +114,11 @@ class Script(Runner):
     def rounds(self) -> int:
         return 1 if self.is_recorded else RESERVED
 
+    @property
+    def plans(self) -> int:
+        """Each is a run of the whole script: the second one has what time is left."""
+        return 1 if self.is_recorded else 2
+
     def announced(self, plans: str) -> str:
         which = "the chosen schedules" if self.is_recorded else "tinygrad's own schedules and with the chosen ones"
         return (

@@ -95,7 +95,10 @@ def start_compiler(dev: str, parent_pid: int, cache_db: str, gpu: str = "", kind
     """Initialise a compiling child: as `start`, with limited memory, and behind whoever uses a GPU in the line for a
     core: sixteen compilers on as many cores made each comparison of a run on one NVIDIA H200 take twice as long. It has
     loaded what a job needs: a child reads its first one under a lock of all children, and what that would import
-    sixteen of them imported one after the other (half a second each, of a run's first ten)."""
+    sixteen of them imported one after the other (half a second each, of a run's first ten). NumPy's BLAS has one thread
+    in it: others would wait for those of as many children."""
+    from threadpoolctl import threadpool_limits
+
     start(dev, parent_pid, cache_db, gpu, kinds)
     if not dev.startswith("CPU") and hasattr(os, "nice"):
         os.nice(BEHIND)
@@ -104,6 +107,7 @@ def start_compiler(dev: str, parent_pid: int, cache_db: str, gpu: str = "", kind
     from kcg.compat.workers import stop_collecting
 
     stop_collecting()
+    threadpool_limits(1, user_api="blas")
     with contextlib.suppress(ImportError, OSError, ValueError):  # no such limit on this system
         import resource
 

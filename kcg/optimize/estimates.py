@@ -537,7 +537,7 @@ class Estimates:
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
         rounds = self.runner.rounds if has_plan and self.captured.workload.steps else 1
-        return self.whole_s(plans=1 + has_plan, rounds=rounds)  # the best one beside that of every kernel alone
+        return self.whole_s(plans=self.runner.plans if has_plan else 1, rounds=rounds)
 
 
 class Pace:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_info
 
 from kcg.errors import VerificationError
 from kcg.measure.calls import Call
@@ -105,3 +106,13 @@ def test_what_is_patient_lets_all_else_go_first(tmp_path: Path) -> None:
     finally:
         pool.close()
     assert [call.function for call in calls[1:]] == [bad_jobs.nap, int, int, int, abs, abs]
+
+
+def test_a_compiling_child_multiplies_with_one_thread(tmp_path: Path) -> None:
+    """References are products of NumPy, and there is a child for every core."""
+    pool = CompilePool((CPU, os.getpid(), str(tmp_path / "cache.db"), "", ()), workers=1, before=lambda: None)
+    try:
+        found = pool.submit(threadpool_info, timeout_s=PATIENCE_S).result(timeout=PATIENCE_S)
+    finally:
+        pool.close()
+    assert {one["num_threads"] for one in found if one["user_api"] == "blas"} == {1}

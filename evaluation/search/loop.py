@@ -1,5 +1,6 @@
-"""The loop of a run that judges while it searches: which jobs start next, given what is known. Pure: it has no clock,
-no thread and no device, so it is tested by replaying recorded runs (`evaluation.search.loop_replay`).
+"""A loop by chains of a run that judges while it searches: which jobs start next, given what is known. Pure: it has no
+clock, no thread and no device, so it is tested by replaying recorded runs (`evaluation.search.loop_replay`). What a run
+does is simpler (`kcg.optimize.ahead`), and is replayed beside it.
 
     add(state, chains)    next_jobs(state, now, deadline)    started(state, tasks, now)    done(state, id, outcome)
 

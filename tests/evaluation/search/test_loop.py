@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from kcg.optimize.loop import (
+from evaluation.search.loop import (
     CORE,
     DEVICE,
     Chain,
