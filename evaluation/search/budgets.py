@@ -39,10 +39,10 @@ OUT = ROOT / "evaluation" / "results" / "bench_budgets.json"
 SCRIPTS: Final = "evaluation/search/scripts"
 BUDGETS: Final = {"60": 3, "120": 3, "300": 1, "none": 1}
 """Seconds of a budget, and how many cold runs it gets."""
-STORE, THOROUGH, READY = "store", "thorough", "ready"
-"""Other rows: a cold run that finds in a store what the one without a budget put there, the run that all are compared
-with, and a known result in a new process."""
-OTHERS: Final = (STORE, THOROUGH, READY)
+STORE, THOROUGH = "store", "thorough"
+"""Other rows: a cold run that finds in a store what the one without a budget put there, and the run that all are compared
+with. How soon a known result is ready: `evaluation.flux.ready`."""
+OTHERS: Final = (STORE, THOROUGH)
 USABLE: Final = (ExitCode.OK, ExitCode.UNCHECKED, ExitCode.VERIFICATION_FAILED)
 """Exit codes of runs of which something improved, or may have."""
 LIMIT_S: Final = 1800.0  # of a run, however long its budget
@@ -56,7 +56,6 @@ class Workload:
     group: str
     devices: tuple[str, ...]
     stored: bool = False  # a further run finds the result of the one without a budget in a store
-    preset: str = ""  # of a model whose result is timed from a new process until its first step is replayed
 
 
 def _script(name: str, group: str, device: str) -> Workload:
@@ -64,7 +63,7 @@ def _script(name: str, group: str, device: str) -> Workload:
 
 
 WORKLOADS: Final = {
-    "flux_1024": Workload(("flux", "--preset", "1024"), "flux_1024", ("CUDA",), True, "1024"),
+    "flux_1024": Workload(("flux", "--preset", "1024"), "flux_1024", ("CUDA",), True),
     "flux_768": Workload(("flux", "--preset", "768"), "flux_768", ("CUDA",)),
     "flux_mini": Workload(("flux", "--preset", "mini"), "cpu", ("CPU",), True),
     **{name: _script(name, "scripts", "CUDA") for name in ("resnet50", "gpt2_decode", "llama_decode")},
@@ -138,15 +137,11 @@ class Bench:
 
     def has(self, row: str) -> bool:
         """Whether there is such a row of this workload, and what it needs."""
-        if row == STORE:
-            return WORKLOADS[self.name].stored and self._store.exists()
-        return row != READY or (bool(WORKLOADS[self.name].preset) and self._ended.exists())
+        return row != STORE or (WORKLOADS[self.name].stored and self._store.exists())
 
     def made(self, row: str, turn: int, thorough: str) -> Row:
         """One row: see `BUDGETS` and `OTHERS`; `thorough` is the budget of that run."""
-        if row == THOROUGH:
-            return self.thorough(thorough)
-        return self.ready() if row == READY else self.cell(row, turn)
+        return self.thorough(thorough) if row == THOROUGH else self.cell(row, turn)
 
     def cell(self, seconds: str, turn: int) -> Row:
         """A cold run with a budget of so many seconds; what its result gives is told by `shares`."""
@@ -180,7 +175,7 @@ class Bench:
         results: dict[str, Result] = {}
         for key, row in rows.items():
             name, what, *turn = key.split("/")
-            if name == self.name and what not in (THOROUGH, READY) and "share" not in row:
+            if name == self.name and what != THOROUGH and "share" not in row:
                 found = result_in(self._folder(what, int(turn[0]) if turn else 1))
                 results |= {} if found is None else {key: found}
         thorough = result_in(self._ended.parent) if self._ended.exists() else None
@@ -192,19 +187,6 @@ class Bench:
             if own is None or best is None:
                 own, best, what = result.total_after_s, thorough.total_after_s, "kernels"
             yield key, {**rows[key], "share": rounded(best / own), "share_of": what, "step_ms": rounded(1e3 * own)}
-
-    def ready(self) -> Row:
-        """How long a new process takes from its weights to the first step that it replays with a result that is known
-        here, and its step; in the caches of the thorough run."""
-        from evaluation.flux.handover import PROGRAM, step
-
-        result, case = self.work / self.name / THOROUGH / "RESULT.json", WORKLOADS[self.name]
-        what = {"kind": "family", "name": case.arguments[0], "preset": case.preset}
-        with tempfile.TemporaryDirectory(prefix="kcg-ready-") as name:
-            how = ("-m", "kcg.run", "--result", str(result), "-m", PROGRAM)
-            found = step(what, self.device, Path(name) / "cache.db", replays=3, how=how)
-        row = {"ready_s": found["ready_s"] - found["built_s"], "weights_s": found["built_s"]}
-        return {key: rounded(value) for key, value in (row | {"step_s": median(found["seconds"])}).items()}
 
     @property
     def _store(self) -> Path:
@@ -328,7 +310,6 @@ def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
     }
     figures["store_hit_s"] = rows.get(f"flux_1024/{STORE}", {}).get("s")
     figures["cpu_store_hit_s"] = rows.get(f"flux_mini/{STORE}", {}).get("s")
-    figures["ready_s"] = rows.get(f"flux_1024/{READY}", {}).get("ready_s")
     if on_gpu := [row for row in of_runs if "device_busy" in row and row["device"] == "CUDA"]:
         figures["gpu_busy_share"] = rounded(median([row["device_busy"] for row in on_gpu]))
         figures["cpu_busy_share"] = rounded(median([row["cores_busy"] for row in on_gpu]))

@@ -37,11 +37,10 @@ def test_what_has_no_share_yet_is_no_cell_and_other_rows_have_keys_of_their_own(
             | {"cores_busy": 0.25, "after_s": 0.2, "provisional_share": 0.1},
             "flux_1024/thorough": {"exit_code": 0, "s": 500.0, "device": "CUDA", "after_s": 0.1},
             "flux_1024/store": {"exit_code": 0, "s": 70.0, "device": "CUDA", "share": 1.0},
-            "flux_1024/ready": {"ready_s": 19.0, "step_s": 0.1},
         }
     )
     assert "flux_1024_share_60" not in found
-    assert found["store_hit_s"] == 70.0 and found["ready_s"] == 19.0
+    assert found["store_hit_s"] == 70.0
     assert found["gpu_busy_share"] == 0.5 and found["cpu_busy_share"] == 0.25 and found["provisional_share_max"] == 0.1
 
 
@@ -50,7 +49,7 @@ def test_what_is_not_there_is_said_in_a_line() -> None:
     with pytest.raises(UsageError, match="flux_1024 is no workload for CPU: choose of"):
         budgets.workloads_of("CPU", "flux_1024")
     assert budgets.rows_of("none, 60") == ["none", "60"]
-    with pytest.raises(UsageError, match="--budgets 61: choose of 60, 120, 300, none, store, thorough, ready"):
+    with pytest.raises(UsageError, match="--budgets 61: choose of 60, 120, 300, none, store, thorough"):
         budgets.rows_of("61")
 
 
