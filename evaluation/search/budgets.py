@@ -40,8 +40,8 @@ SCRIPTS: Final = "evaluation/search/scripts"
 BUDGETS: Final = {"60": 3, "120": 3, "300": 1, "none": 1}
 """Seconds of a budget, and how many cold runs it gets."""
 STORE, THOROUGH = "store", "thorough"
-"""Other rows: a cold run that finds in a store what the one without a budget put there, and the run that all are compared
-with. How soon a known result is ready: `evaluation.flux.ready`."""
+"""Other rows: a cold run that finds in a store what the one without a budget put there, and the run that all are
+compared with. How soon a known result is ready: `evaluation.flux.ready`."""
 OTHERS: Final = (STORE, THOROUGH)
 USABLE: Final = (ExitCode.OK, ExitCode.UNCHECKED, ExitCode.VERIFICATION_FAILED)
 """Exit codes of runs of which something improved, or may have."""
