@@ -339,7 +339,7 @@ def test_nothing_is_judged_again_at_the_end_where_nothing_changed(opened: Begun)
 
 def jobs_of_run(folder: Path) -> list[Job]:
     """What a whole run did, which improved something."""
-    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, measurements=12, predictor="roofline")
+    settings = Settings(str(SCRIPT), device=os.environ["DEV"], folder=folder, measurements=24, predictor="roofline")
     result = whole_run(settings).result
     improved = [row for row in result.regions if row.outcome == "improved"]
     assert improved and all(row.chosen.verification.passed for row in improved) and result.complete
