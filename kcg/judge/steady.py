@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kcg.compat.captures import Value
 
 STEADY_S: Final = 5.0  # for which a step is replayed, where there is time
+STEADY_CPU_S: Final = 1.0  # the same of a CPU, whose programs have no copies that may come too late
 ALL_LOOKED_AT_EVERY: Final = 10  # replays, of which one is of the capture without shared memory
 AGAIN: Final = 3  # times as many replays as it took to see a difference, to see which program it is of
 

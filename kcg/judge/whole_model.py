@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.cli import collect_rarely
-from kcg.judge.steady import STEADY_S, UNSTEADY, Stress
+from kcg.judge.steady import STEADY_CPU_S, STEADY_S, UNSTEADY, Stress
 from kcg.judge.step import CHOSEN, STEADY, compare, replays_of, run_own
 from kcg.judge.whole import Cost, Runner, unclear, why_nothing, written
 from kcg.measure import isolated
@@ -85,7 +85,9 @@ class Model(Runner):
     child: isolated.IsolatedProcess | None = None  # that is there already, see `ahead`
     placed: bool = False  # it has the weights on the device, see `begun`
     captured_s: float = 0.0  # what capturing took in this run; 0: not known
-    steady_s: float = STEADY_S  # for which the fastest plan is replayed at most (`kcg.judge.steady`); 0: not at all
+    steady_s: float | None = None
+    """For which the fastest plan is replayed at most (`kcg.judge.steady`), by default as long as its device asks for;
+    0: not at all."""
     unsteady: bool = False  # whether a plan failed in these replays: then parts of it are replayed too
 
     what = "model"
@@ -127,8 +129,9 @@ class Model(Runner):
         """All in one child. A crash with the schedules of a result fails it, and the others run again without it. What
         comparing leaves of the time is for replays, if it is not of parts alone (no `rounds_s`)."""
         begin, whole = time.monotonic(), rounds_s > 0
+        asked_s = STEADY_CPU_S if self.dev.startswith("CPU") else STEADY_S
         stress = Stress(
-            self.steady_s if whole or self.unsteady else 0.0,
+            (asked_s if self.steady_s is None else self.steady_s) if whole or self.unsteady else 0.0,
             begin + (min(timeout_s, rounds_s) if whole else timeout_s) - END_S,
         )
         with tempfile.TemporaryDirectory(prefix="kcg-model-") as folder:
