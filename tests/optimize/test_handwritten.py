@@ -265,7 +265,7 @@ def test_results_of_before_are_read_without_the_new_fields(result: Result, tmp_p
     regions = tuple(replace(r, replayed=0, origins=()) for r in regions)
     check = result.model_check
     later = ("clock", "clocks_before", "clocks_after", "weights", "runs", "compared", "replaced", "left")
-    later = (*later, "spread_s", "untimed")
+    later = (*later, "spread_s", "untimed", "steady", "unsteady")
     check = None if check is None else replace(check, **{name: getattr(ModelCheck, name) for name in later})
     old = replace(result, regions=regions, expectations=(), clocks=(), phases=(), model_check=check)
     old = replace(old, left_out=(), seen_as=(), revision="", dirty=None, steps=0, outlook=None, verified_progress=())
