@@ -75,6 +75,8 @@ def headline(entries: list[dict[str, Any]]) -> dict[str, Any]:
     for kind, of_kind in (("", entries), ("recorded", recorded_ones)):
         shares = [entry["of_hindsight"] for entry in of_kind]
         for key in shares[0] if shares else ():
+            if any(key not in one for one in shares):  # some were replayed before there was that arm
+                continue
             arm, _, errors = key.partition(" ")
             found[key_of(arm, "vs hindsight", *filter(None, (errors, kind)))] = rounded(fmean(s[key] for s in shares))
     for entry in entries:
