@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from evaluation.search.job_replay import FIRST, Replayed
-from evaluation.search.job_runs import LEFT, Part, Program, Run, groups, solver
+from evaluation.search.job_runs import LEFT, Part, Program, Run, groups, solver, taken_calls
 from evaluation.search.loop import DEVICE, Chain, Gains, Solve, State, Task, device_s, next_jobs, starting
 from kcg.optimize.ahead import Lead, order_of, share_until
 from kcg.types import JobKind
@@ -170,7 +170,7 @@ class Ahead:
         of_plan = gains.expected.regions
         taken = Counter[str]()
         for name in of_plan:
-            taken.update(dict(_taken_by(self._of[name])))
+            taken.update(taken_calls(self._of[name]))
         leads, chains = list[Lead](), dict[str, Chain]()
         for chain in gains.chains:
             part = self._of[chain.region]
@@ -192,11 +192,6 @@ class Ahead:
         share = share_until(waits_s, now, None if math.isinf(deadline) else deadline - now)
         order = order_of([replace(lead, share=share) if lead.covered else lead for lead in leads])
         return [chains[lead.id] for lead in order]
-
-
-def _taken_by(part: Part) -> list[tuple[str, float]]:
-    """The calls of kernels in whose place a region runs, in one execution of the workload."""
-    return [(kernel, calls * part.calls) for kernel, calls in part.takes]
 
 
 def _search_only(chain: Chain) -> tuple[Task, ...]:

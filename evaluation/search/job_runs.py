@@ -123,7 +123,7 @@ def solver(run: Run) -> Solve:
         chosen, saving_s = _packed([regions[name] for name in saved if saved[name] > 0.0], saved, kernels)
         left = dict(kernels)
         for name in chosen:
-            left.update({kernel: left[kernel] - calls for kernel, calls in _taken(regions[name]).items()})
+            left.update({kernel: left[kernel] - calls for kernel, calls in taken_calls(regions[name]).items()})
         alone = {kernel for kernel, calls in left.items() if calls > LEFT}
         total_s = sum(kernels[kernel] * seconds[kernel] for kernel in kernels)
         return Solved(total_s - saving_s, frozenset(alone | chosen))
@@ -134,7 +134,7 @@ def solver(run: Run) -> Solve:
 LEFT = 1e-6  # fewer calls are none
 
 
-def _taken(part: Part) -> dict[str, float]:
+def taken_calls(part: Part) -> dict[str, float]:
     """The calls of kernels in whose place a region runs, in one execution of the workload."""
     return {kernel: calls * part.calls for kernel, calls in part.takes}
 
@@ -168,7 +168,7 @@ def _best_of(
     if not order or gain_s(names) + gain_s(part.id for part in order) <= gain_s(best):
         return best
     part, *rest = order
-    left = {kernel: kernels[kernel] - calls for kernel, calls in _taken(part).items()}
+    left = {kernel: kernels[kernel] - calls for kernel, calls in taken_calls(part).items()}
     if all(calls >= -LEFT for calls in left.values()):
         best = _best_of(rest, saved, {**kernels, **left}, names | {part.id}, best)
     return _best_of(rest, saved, kernels, names, best)

@@ -385,9 +385,7 @@ def references_job(
     begun, referee = time.perf_counter(), RefereeWithoutDevice(region)
     if first is not None:
         referee.use_references(first, variables)
-    places = [place for place in range(len(EXTREMES)) if part in (None, 0, 1) or place + 1 == part]
-    if part in (0, 1):
-        places = [0]
+    places = range(len(EXTREMES)) if part is None else [max(part - 1, 0)]
     recipes = {place: referee.choose_recipe(variables, place=place) for place in places}
     keys = [(seed, recipes[p]) for i, seed in enumerate(seeds) if part != 1 and (p := i % len(EXTREMES)) in recipes]
     if part in (None, 0):
