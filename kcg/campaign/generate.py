@@ -43,14 +43,16 @@ from kcg.kernel.kinds import made_by, own_kind
 from kcg.kernel.targets import TARGETS, target_named
 from kcg.measure.interface import Measures
 from kcg.measure.jobs import CompileOutcome
-from kcg.measure.protocol import LEAST_LIMIT_S, PROTOCOL
+from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService, Request, ServiceSettings
 from kcg.provenance import provenance
 from kcg.types import Measurement, Schedule, Variables, Workload, WorkloadCall
 
 log = logging.getLogger(__name__)
 
-STOP_ABOVE = 10.0  # a schedule this much slower than the best of its kernel gets one sample only, if it is long, too
+STOP_ABOVE, LONG_S = 10.0, 0.1
+"""A schedule this much slower than its kernel's hand-coded one gets one sample only, if it also takes this many
+seconds: three are a row that can be trained on, and cost little below."""
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
 MOST_KERNELS_AT_ONCE = 16  # so that compilers work for one kernel while another is on the device, or are all busy
@@ -374,7 +376,7 @@ class _CampaignRun:
         task.choices.update({choice.schedule: choice for choice in batch})
         baseline_s = task.baseline_s or 0.0
         timeout_s = min(max(TIMEOUT_FACTOR * baseline_s, SHORTEST_TIMEOUT_S), LONGEST_TIMEOUT_S)
-        stop_above_s = max(STOP_ABOVE * baseline_s, LEAST_LIMIT_S) if baseline_s else None
+        stop_above_s = max(STOP_ABOVE * baseline_s, LONG_S) if baseline_s else None
         requests = [
             Request(
                 task.call.region,
@@ -382,7 +384,6 @@ class _CampaignRun:
                 task.call.variables,
                 choice.sampler,
                 in_search=True,
-                stop_above_best=STOP_ABOVE,
                 stop_above_s=stop_above_s,
                 timeout_s=LONGEST_TIMEOUT_S if choice.sampler == HAND_CODED else timeout_s,
             )

@@ -23,8 +23,11 @@ def nvrtc_version() -> str:
 
 
 def cuda_properties() -> dict[str, Any]:
-    """Model, multiprocessors, L2, memory and its bandwidth of the first GPU; the driver must have been initialised."""
+    """Model, multiprocessors, L2, memory and its bandwidth of the first GPU; the driver must have been initialised.
+    Where this process opened a part of it (`kcg.compat.green`), of that."""
     from tinygrad.runtime.autogen import cuda
+
+    from kcg.compat.green import part_used
 
     def attribute(which: int) -> int:
         value = ctypes.c_int()
@@ -35,9 +38,12 @@ def cuda_properties() -> dict[str, Any]:
     cuda.cuDeviceGetName(name, 128, 0)
     total = ctypes.c_size_t()
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0)
+    model, multiprocessors = name.value.decode(), attribute(cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    if (part := part_used()) is not None:
+        model = f"{model}, {part} of {multiprocessors} multiprocessors"
     return {
-        "model": name.value.decode(),
-        "cores": attribute(cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        "model": model,
+        "cores": part or multiprocessors,
         "cache_bytes": attribute(cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
         "memory_bytes": total.value,
         # two transfers a cycle on every pin; in kHz and bits

@@ -61,12 +61,14 @@ _sensors: dict[str, Sensors] = {}
 
 def open_job(dev: str) -> None:
     """Open the device, so that no job pays for it."""
-    from kcg.compat.tiny import Device
+    from kcg.compat.green import open_device
     from kcg.errors import DeviceError
     from kcg.measure.device_info import first_line
 
     try:
-        Device[dev.split(":")[0]]
+        open_device(dev.split(":")[0])
+    except DeviceError:
+        raise
     except Exception as error:  # tinygrad raises many kinds here; each means that the device is unusable
         raise DeviceError(f"{dev} does not open: {first_line(error)}") from error
     import kcg.measure.verify  # noqa: F401

@@ -221,12 +221,14 @@ CACHE_BYTES = "KCG_CACHE_BYTES"
 
 def detect(dev: str, action_space: int) -> tuple[Target, Toolchain]:
     """Target and toolchain of the device that `DEV=dev` selects. Raises DeviceError where it does not open."""
-    from kcg.compat.tiny import Device
+    from kcg.compat.green import open_device
 
     device = dev.split(":")[0]
     try:
-        opened = Device[device]
+        opened = open_device(device)
         renderer = opened.renderer
+    except DeviceError:
+        raise
     except Exception as error:
         # tinygrad raises many kinds here, from ctypes errors to assertions; each means that the device is unusable
         raise DeviceError(f"{dev} does not open: {first_line(error)}") from error

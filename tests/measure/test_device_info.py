@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kcg.compat.green import part_used, wanted
 from kcg.compat.tiny import dtypes
 from kcg.errors import DeviceError
 from kcg.kernel.compile import compile_schedule
@@ -251,3 +252,14 @@ def test_who_has_a_part_of_a_machine_says_how_large_its_cache_is(monkeypatch: py
         monkeypatch.setenv("KCG_CACHE_BYTES", wrong)
         with pytest.raises(DeviceError, match=f"KCG_CACHE_BYTES={wrong}: write the bytes"):
             detect("CPU:X86", 1)
+
+
+def test_who_asks_for_a_part_of_a_gpu_writes_how_many_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wanted() is None
+    monkeypatch.setenv("KCG_MULTIPROCESSORS", "80")
+    assert wanted() == 80
+    assert detect("CPU:X86", 1)[0] == TARGET and part_used() is None, "a CPU has none"
+    for wrong in ("half", "-8", "0"):
+        monkeypatch.setenv("KCG_MULTIPROCESSORS", wrong)
+        with pytest.raises(DeviceError, match=f"KCG_MULTIPROCESSORS={wrong}: write how many"):
+            wanted()

@@ -32,6 +32,7 @@ from evaluation.dataset.wrong.judging import Judging
 from evaluation.dataset.wrong.outcomes import Results, read_results
 from evaluation.dataset.wrong.raw_programs import Limits, Programs, Wanted
 from evaluation.rows import this_command
+from kcg.campaign.settings import parse_shard
 from kcg.cli import guarded, parse_budget, record_results
 from kcg.compat.device import choose_device, prepare
 from kcg.dataset.journal import Journal
@@ -95,13 +96,15 @@ def measure(
     stress: Annotated[float | None, typer.Option(help="seconds of launches of each; 0.2, of finalists 20")] = None,
     verify: Annotated[str, typer.Option(metavar="HOW", help="by the finalists' rules: alone, beside, no")] = "",
     compiled: Annotated[Path | None, typer.Option(metavar="FILE", help="what compile wrote")] = None,
+    shard: Annotated[str, typer.Option(metavar="N/OF", help="this part of the regions, e.g. 2/4")] = "1/1",
     out: Annotated[Path, typer.Option(metavar="FILE", help="results, a line each")] = Path("map.json"),
 ) -> None:
     """Judge the programs of FILE, or finalists, that OUT has no results of yet."""
     began = time.monotonic()
     if verify not in ("", ALONE, BESIDE, CHECKED):
         raise UsageError(f"--verify {verify}: {ALONE}, {BESIDE} or {CHECKED}")
-    found = read_programs(raw, finalists, source)
+    every = read_programs(raw, finalists, source)
+    found = raw_programs.part_of(every, *parse_shard(shard))
     settings = RAW_SETTINGS if finalists is None else FINALISTS_SETTINGS
     settings = replace(
         settings,
@@ -115,7 +118,7 @@ def measure(
     with ExitStack() as stack:
         ahead = None if compiled is None else stack.enter_context(Ahead(compiled))
         by = tools() if ahead is None else ahead.tools
-        about = {"programs": whole, "settings": asdict(settings), "tools": by, "sampler": sampler_of(found)}
+        about = {"programs": whole, "settings": asdict(settings), "tools": by, "sampler": sampler_of(every)}
         results = stack.enter_context(Results(out, about))
         judging = stack.enter_context(Judging(choice.dev, found, results, settings, ahead))
         if found.target:
@@ -155,15 +158,14 @@ def sampler_of(programs: Programs) -> dict[str, Any]:
 
 @application.command()
 def summary(
-    results: Annotated[Path, typer.Argument(metavar="FILE", help="what measure wrote")],
-    finalists: Annotated[Path | None, typer.Option(metavar="FILE", help="what it wrote of finalists")] = None,
+    results: Annotated[list[Path], typer.Argument(metavar="FILE...", help="what measure wrote, of each shard")],
+    finalists: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="what it wrote of finalists")] = None,
     listed: Annotated[int, typer.Option(help="how many wrong programs are listed")] = 100,
     out: Annotated[Path, typer.Option(metavar="FILE", help="the figures")] = OUT,
 ) -> None:
     """Count outcomes, list what is wrong, and write the figures."""
-    about, rows = read_results(results)
-    if finalists is not None:
-        rows = [*rows, *read_results(finalists)[1]]
+    about, _ = read_results(results[0])
+    rows = [*{row["key"]: row for path in (*results, *(finalists or ())) for row in read_results(path)[1]}.values()]
     entry = wrong_summary.figures_of(rows)
     typer.echo(wrong_summary.text_of(entry))
     typer.echo(wrong_summary.listing(rows, listed))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -319,6 +319,13 @@ def read_finalists(path: Path, known: Sequence[Place], source: Path | None) -> P
         raise UsageError(f"{path} is no list of finalists ({error})") from None
     used = {one.place for one in found}
     return Programs(tuple(place for place in places.values() if place.key in used), tuple(dict.fromkeys(found)))
+
+
+def part_of(programs: Programs, number: int, count: int) -> Programs:
+    """The `number`-th of `count` parts of the regions, in turns, with all programs of each."""
+    places = programs.places[number - 1 :: count]
+    keys = {place.key for place in places}
+    return replace(programs, places=places, programs=tuple(one for one in programs.programs if one.place in keys))
 
 
 def summary_of(programs: Programs) -> str:

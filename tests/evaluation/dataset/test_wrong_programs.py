@@ -239,7 +239,7 @@ class Swapped(MeasureService):
 
     compiled_here = 0
 
-    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Future[Any]:
+    def beside(self, function: Callable[..., Any], *args: Any, timeout_s: float, patient: bool = False) -> Future[Any]:
         self.compiled_here += function is child.compile_job
         if function is child.compile_job and args[0].region == plus(5):
             args = (replace(args[0], region=plus(6)),)
@@ -249,7 +249,7 @@ class Swapped(MeasureService):
             broken, made = replace(found.compiled, binary=NO_CODE * (8 + self.compiled_here)), Future[Any]()
             made.set_result(replace(found, compiled=broken))
             return made
-        return super().beside(function, *args, timeout_s=60.0)
+        return super().beside(function, *args, timeout_s=60.0, patient=patient)
 
 
 @pytest.fixture
