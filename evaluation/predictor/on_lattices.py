@@ -4,7 +4,9 @@
 
 An arm puts a lattice's programs in an order. Its share after n measurements is the time of the fastest of all over that
 of the fastest of its first n; after none, over that of the first one. The fastest ten were timed again in turns, and
-those times stand (`kcg dataset retime --best 10 --trials 3`): the least of 300 noisy times is too low.
+those times stand (`kcg dataset retime --best 10 --trials 3`): the least of 300 noisy times is too low. On another
+occasion all of a region may take more or less (a kernel of 17 µs took 12), so the others count by that much more or
+less, too.
 
 - `analytic`: by the formula that a search begins with, as it stands before anything is measured.
 - `corrected`: the same, corrected by what was measured of the lattice so far, as a search does.
@@ -62,7 +64,8 @@ class Lattice:
 
 
 def lattices_of(export: Export, *, least: int = LEAST) -> list[Lattice]:
-    """All of a dataset, by the id of their region. A program that was timed again takes the median of those times."""
+    """All of a dataset, by the id of their region. A program that was timed again takes the median of those times, the
+    others theirs times the median of what these changed by."""
     first: dict[tuple[str, str], dict[Schedule, float]] = defaultdict(dict)
     again: dict[tuple[str, str, Schedule], list[float]] = defaultdict(list)
     for row in export.measurements(PROTOCOL):
@@ -76,7 +79,9 @@ def lattices_of(export: Export, *, least: int = LEAST) -> list[Lattice]:
     found = []
     for (region, target), times in sorted(first.items()):
         if len(times) >= least:
-            timed = {one: median(again.get((region, target, one), [seconds])) for one, seconds in times.items()}
+            later = {one: median(some) for one in times if (some := again.get((region, target, one)))}
+            level = median([later[one] / times[one] for one in later] or [1.0])
+            timed = {one: later.get(one, seconds * level) for one, seconds in times.items()}
             found.append(
                 Lattice(regions[region], targets[target], families.get(region, ""), (*timed,), (*timed.values(),))
             )

@@ -117,8 +117,16 @@ SPIN_SOURCE = """extern "C" __global__ void spin(long long cycles) {
 HIDDEN_S = 0.01  # of what the host does for a whole step, at first
 HIDDEN_MOST_S = 0.25
 HIDING_TRIES = 4
-ALONE_TRIES = 15
+ALONE_S = 5e-6
+"""What a lone launch takes between two events beside its kernel: by convention, about what it takes on an idle host.
+Measured by each process it differed by up to 11 µs (NVIDIA H200), by what else the host did, and all times of a process
+with it."""
 SPIN_HZ = 2.0e9  # multiprocessors run at up to 1.98 GHz (NVIDIA H200); where they run slower, a spin lasts longer
+
+
+def alone_s(device: str) -> float:
+    """What a lone launch takes longer than one that follows others; nothing where the host's clock is read."""
+    return ALONE_S if device == "CUDA" else 0.0
 
 
 def device_seconds(device: str, call: Callable[[], object]) -> float:
@@ -176,19 +184,6 @@ class Spin:
     def __call__(self, seconds: float) -> None:
         if self._code is not None:
             self._code(int(seconds * SPIN_HZ), grid=1, block=1)
-
-    def own_s(self) -> float:
-        """Seconds that a launch takes longer which is timed alone: the device waits for it after the first event. They
-        are those of a kernel that does nothing, less what the same takes where the host had sent it off before; each
-        the least of some, since a busy host adds up to twice as much."""
-        if self._code is None:
-            return 0.0
-        alone, hidden = list[float](), list[float]()
-        for _ in range(ALONE_TRIES):
-            alone.append(float(self._code(0, grid=1, block=1, wait=True)))
-            self(hidden_s(HIDDEN_S / 10))
-            hidden.append(device_seconds("CUDA", lambda: self(0.0)))
-        return max(0.0, min(alone) - min(hidden))
 
 
 @functools.cache

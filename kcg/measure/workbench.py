@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kcg.compat.hardware import device_memset, device_pieces
-from kcg.compat.programs import HIDDEN_MOST_S, Spin, device_seconds, hidden_s, spin_on
+from kcg.compat.programs import HIDDEN_MOST_S, Spin, alone_s, device_seconds, hidden_s, spin_on
 from kcg.compat.standalone import load_program
 from kcg.compat.streams import Stream
 from kcg.compat.tiny import Buffer, Device, UOp, dtypes
@@ -320,12 +320,6 @@ class Bench:
         Device[self.device].synchronize()
 
 
-@functools.cache
-def _own_s(device: str) -> float:
-    """What a launch takes longer alone, once for all regions of a process."""
-    return spin_on(device).own_s()
-
-
 class Workbench(Bench):
     """Buffers of one region by their numbers, and behind them those of programs for it. A second region needs a second
     workbench.
@@ -335,7 +329,8 @@ class Workbench(Bench):
     busy until the host has sent them all. On a CPU it is one span of the host's clock. That is the same for every
     contender, for programs of one launch too. Programs for one kernel are timed so as well, since a host between the
     two events adds its own noise (on one NVIDIA H200 kernels of 2 and of 4 us read 14 and 15), and pay once what a
-    launch alone takes. Intermediates and workspaces are guarded, and poisoned like outputs.
+    launch alone takes (the same in all processes). Intermediates and workspaces are guarded, and poisoned
+    like outputs.
     """
 
     def __init__(self, region: Region, target: Target) -> None:
@@ -374,7 +369,7 @@ class Workbench(Bench):
         if len(sends) == len(self.region.kernels) == 1 and self.device not in HIDES_HOST:
             return lambda: float(sends[0](wait=True))
         together = self._timed_as_one(sends)
-        return together if len(self.region.kernels) > 1 else lambda: together() + _own_s(self.device)
+        return together if len(self.region.kernels) > 1 else lambda: together() + alone_s(self.device)
 
     def sender(self, runs: Executable, stream: Stream | None = None) -> Callable[[], None]:
         """As tinygrad would load it; the callable sends all its launches off and waits for none, on tinygrad's own

@@ -153,7 +153,7 @@ def test_a_program_of_several_launches_for_one_kernel_pays_once_what_one_launch_
     one = program_of_parts(bench.region, [compiled_of(ast_of(kernel))])
     two = Program(one.launches * 2, one.buffers)
     assert 0 < bench.launcher(two)() < 1, "on a CPU nothing is added"
-    monkeypatch.setattr(workbench, "_own_s", lambda _: 7.0)
+    monkeypatch.setattr(workbench, "alone_s", lambda _: 7.0)
     assert bench.launcher(two)() > 7 and bench.launcher(one)() < 1
     monkeypatch.setattr(workbench, "HIDES_HOST", (bench.device,))
     assert bench.launcher(one)() > 7

@@ -69,7 +69,7 @@ def test_where_the_cost_is_right_the_first_choice_is_the_best() -> None:
     assert sorted(order) == list(range(12)), "nothing is measured twice"
 
 
-def test_what_was_timed_again_takes_that_time() -> None:
+def test_what_was_timed_again_takes_that_time_and_the_others_change_as_much() -> None:
     found = lattice()
 
     def row(schedule: Schedule, seconds: float, sampler: str = UNIFORM, **more: Any) -> Measurement:
@@ -86,5 +86,5 @@ def test_what_was_timed_again_takes_that_time() -> None:
         targets=lambda: {"t": SM_90}, workloads=list,
     )  # fmt: skip
     (one,) = lattices_of(export, least=2)
-    assert dict(zip(one.schedules, one.seconds, strict=True)) == {first: 1.0, second: 5.0}
+    assert dict(zip(one.schedules, one.seconds, strict=True)) == {first: 2.5, second: 5.0}
     assert lattices_of(export, least=3) == []
