@@ -56,8 +56,9 @@ seconds: three are a row that can be trained on, and cost little below."""
 FIRST_SHARE = 0.25  # of the schedules of every kernel come before the rest of any, so that a short budget covers all
 TIMEOUT_FACTOR, SHORTEST_TIMEOUT_S, LONGEST_TIMEOUT_S = 200.0, 8.0, 60.0  # of one candidate, by the hand-coded time
 MOST_KERNELS_AT_ONCE = 16  # so that compilers work for one kernel while another is on the device, or are all busy
-BATCH_A_WORKER = 4  # schedules of a batch for each compiler: what is under way when the budget ends is finished
+BATCH_A_WORKER = 4  # schedules of a batch for each compiler
 DRAW_TIMEOUT_S = 300.0
+LATE_S = 3.0  # after the end of the budget, for what is under way
 TOGETHER = 64  # schedules of a kernel that go to the device in one go
 
 Log = Callable[[str, float | None], None]
@@ -255,6 +256,11 @@ class _CampaignRun:
         )
 
     @property
+    def _patience_s(self) -> float | None:
+        """For how long the next answer is waited for: a batch of a slow kernel may outlive the budget by a minute."""
+        return None if self.deadline is None else max(self.deadline + LATE_S - time.monotonic(), 0.0)
+
+    @property
     def _most(self) -> int:
         """Schedules of one batch: all, where nothing is measured meanwhile, since a second draw would know no more."""
         least = self.settings.schedules_per_kernel if self.settings.stage is Stage.COMPILE else 8
@@ -312,7 +318,10 @@ class _CampaignRun:
                 flying += self._next(_Flight(task, waiting=task.waiting))
             if not flying:
                 return
-            flight, ended = self._done.get()
+            try:
+                flight, ended = self._done.get(timeout=self._patience_s)
+            except queue.Empty:
+                return  # what is still compiled or measured then is drawn again in the next run
             if self.service.device_error is not None:  # what could not run is not recorded: a later run measures it
                 raise self.service.device_error
             if isinstance(ended, Drawn):

@@ -6,6 +6,7 @@ import math
 import random
 import sqlite3
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from kcg.kernel.opts.lattice import lattice, prefixes
 from kcg.kernel.opts.schedule import RAW, opts_of, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure.protocol import PROTOCOL
+from kcg.measure.service import MeasureService
 from kcg.predictor.choice import check_choice
 from kcg.predictor.roofline import Roofline
 from kcg.provenance import provenance
@@ -449,3 +451,10 @@ def test_greedy_samplers_follow_the_predictor_that_is_named() -> None:
     assert drawn("roofline") != drawn("auto")
     with pytest.raises(UsageError, match="--predictor nowhere: write auto, roofline, or the path"):
         check_choice("nowhere")
+
+
+def test_what_does_not_end_ends_no_later_than_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MeasureService, "measure", lambda self, requests, **how: [Future() for _ in requests])
+    settings = CampaignSettings(tmp_path / "j.sqlite", ("rope/mini",), device="CPU:X86", budget_s=0.5)
+    done = generate_here(settings, log=lambda line, eta_s: None)
+    assert not done.finished and done.measured == 0
