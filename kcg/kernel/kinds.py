@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kcg.kernel.loop_nest import ActionRows, AxisTable
     from kcg.kernel.program import Executable, Program
     from kcg.kernel.regions import Candidate
+    from kcg.kernel.seen import Seen, Words
 
 ACTION_SPACE_VERSION: Final = 1
 """Of the list of actions that spaces offer; a part of a toolchain, so that old rows are never read as new ones."""
@@ -152,6 +153,18 @@ class HasCost(Protocol):
     def suspects(self, schedule: Schedule) -> Mapping[Hashable, float]:
         """What of it may be to blame if it fails, and how much more than other things: what fails with one schedule
         is suspected in all that have the same."""
+
+
+@runtime_checkable
+class SeenAsPlans(Protocol):
+    """A space whose schedules predictors see as plans, not as loop nests."""
+
+    @property
+    def words(self) -> Words:
+        """What the numbers of a plan are called."""
+
+    def seen(self, schedule: Schedule) -> Seen:
+        """A schedule's plan in numbers. Raises ScheduleError where it is none of this space."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class Words:
     access_edges: tuple[str, ...]
     group_edges: tuple[str, ...]
     whole: tuple[str, ...]
+    version: int  # changes where numbers of the same names mean something else
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def read(path: Path) -> Checkpoint:
     header, tensors = read_tensors(path, "checkpoint")
     check_header(path, header)
     try:
-        nets = tuple(_net(NetSettings(**s), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
+        nets = tuple(_net(_settings(dict(s)), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
         found = Checkpoint(_about(dict(header["about"])), nets)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
@@ -102,6 +102,10 @@ def check_about(about: Any, *words: object) -> None:
         raise ValueError("metrics or settings without names")
     if not isinstance(about.dirty, bool | None):
         raise ValueError(f"code that is {about.dirty!r}")
+
+
+def _settings(given: dict[str, Any]) -> NetSettings:
+    return NetSettings(**given | {"widths": tuple(given.get("widths", ()))})
 
 
 def _net(settings: NetSettings, tensors: dict[str, Array], prefix: str) -> Network:

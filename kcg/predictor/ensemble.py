@@ -61,6 +61,7 @@ def outputs_by(nets: Sequence[Network], data: TrainingData, index: Array) -> Out
         part, _ = asked(some.graphs.take(rows), kernel_x[rows], target_x[rows])
         for name in Outputs.__dataclass_fields__:
             getattr(made, name)[:, rows] = getattr(part, name)
+    made.rank[...] += some.base
     return made
 
 

@@ -39,6 +39,7 @@ from kcg.types import Region, Schedule, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
+    from kcg.kernel.seen import Seen, Words
 
 
 # ---- Axis tables of many schedules as padded arrays of integers: what features are computed from, and what is cached.
@@ -196,8 +197,9 @@ class ScheduleFeatures:
 
 
 def kernel_features(region: Region) -> Array:
-    """Numbers of a kernel that no schedule changes: (len(KERNEL_FEATURES),) float32."""
-    nodes = list(ast_of(region.kernel).toposort())
+    """Numbers of a region that no schedule changes, all its kernels counted together: (len(KERNEL_FEATURES),)
+    float32."""
+    nodes = [node for kernel in region.kernels for node in ast_of(kernel).toposort()]
     found = {op.name: 0 for op in Ops}
     for u in nodes:
         found[u.op.name] += 1
@@ -216,8 +218,8 @@ def kernel_features(region: Region) -> Array:
 
 
 def operations_of(region: Region) -> frozenset[str]:
-    """The names of all operations of a kernel."""
-    return frozenset(u.op.name for u in ast_of(region.kernel).toposort())
+    """The names of all operations of a region."""
+    return frozenset(u.op.name for kernel in region.kernels for u in ast_of(kernel).toposort())
 
 
 def _dtype_place(dtype: Any) -> int:
@@ -464,6 +466,27 @@ def side_by_side(features: Sequence[ScheduleFeatures]) -> tuple[Graphs, Array, A
     """The graphs of some schedules, at least one, and (n, …) the numbers of the kernel and of the target of each."""
     made = features[0].graph if len(features) == 1 else joined(one.graph for one in features)
     return made, np.stack([one.kernel_x for one in features]), np.stack([one.target_x for one in features])
+
+
+def graphs_of_plans(plans: Sequence[Seen]) -> Graphs:
+    """The graphs of some schedules that are seen as plans, of one kind."""
+    return Graphs(
+        axes=np.concatenate([one.axes for one in plans]),
+        accesses=np.concatenate([one.accesses for one in plans]),
+        groups=np.concatenate([one.groups for one in plans]),
+        access_edges=np.concatenate([one.access_edges for one in plans]),
+        group_edges=np.concatenate([one.group_edges for one in plans]),
+        schedule=np.stack([one.whole for one in plans]),
+        n_axes=np.array([len(one.axes) for one in plans], np.int64),
+        n_accesses=np.array([len(one.accesses) for one in plans], np.int64),
+        n_groups=np.array([len(one.groups) for one in plans], np.int64),
+    )
+
+
+def widths_of(words: Words) -> tuple[int, ...]:
+    """How many numbers a network is told of each kind of node and edge, of the whole, the kernel and the target."""
+    nodes = (words.axes, words.accesses, words.groups, words.access_edges, words.group_edges, words.whole)
+    return (*map(len, nodes), len(KERNEL_FEATURES), len(TARGET_FEATURES))
 
 
 def graphs(tables: Tables, target: Target) -> Graphs:

@@ -1,8 +1,8 @@
 """A network as numbers: its settings, and the arrays that these imply.
 
-The network passes messages between the axes of a loop nest and its loads, stores and groups of operations. Who predicts
-(`kcg.predictor.stacked`) and who reads a file take it as here, by NumPy alone; who trains makes it of PyTorch
-(`kcg.training.network`).
+The network passes messages between the axes of a loop nest, or of a tile program, and its loads, stores and groups of
+operations. Who predicts (`kcg.predictor.stacked`) and who reads a file take it as here, by NumPy alone; who trains
+makes it of PyTorch (`kcg.training.network`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from kcg.predictor.features import (
     TARGET_FEATURES,
     Array,
 )
+from kcg.types import ScheduleKind
 
 SIZES = {
     "axes": len(AXIS_FEATURES), "accesses": len(ACCESS_FEATURES), "groups": len(GROUP_FEATURES),
@@ -36,7 +37,7 @@ OTHERS: Final = {"accesses": "access_edges", "groups": "group_edges"}
 LEAST_LOG_SIGMA, MOST_LOG_SIGMA = -4.0, 2.0
 MOST_SCALED = 8.0
 """Features, less their mean and by their spread, are cut there: what was never seen stays near what was."""
-MOST_HIDDEN, MOST_LAYERS = 1024, 16
+MOST_HIDDEN, MOST_LAYERS, MOST_WIDTH = 1024, 16, 4096
 ATTENTION_HEADS = 4
 
 Shapes = dict[str, tuple[int, ...]]
@@ -54,6 +55,8 @@ class NetSettings:
     schedule: bool = True  # the numbers of the whole schedule, roofline terms among them
     kernel: bool = True  # the numbers of the kernel itself
     compare: bool = False  # attention between the candidates of one kernel: an experiment, which guides no search
+    kind: str = ScheduleKind.OPTS  # of schedules that it is of
+    widths: tuple[int, ...] = ()  # how many numbers it is told of each of `SIZES`, of another kind than Opts
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,15 @@ class Network:
 
     settings: NetSettings
     numbers: Mapping[str, Array]
+
+
+def sizes_of(settings: NetSettings) -> dict[str, int]:
+    """How many numbers a network is told of each of `SIZES`. Raises ValueError where that cannot be."""
+    if not settings.widths:
+        return SIZES
+    if len(settings.widths) != len(SIZES) or not all(type(n) is int and 0 < n <= MOST_WIDTH for n in settings.widths):
+        raise ValueError(f"a network that is told of {settings.widths}")
+    return dict(zip(SIZES, settings.widths, strict=True))
 
 
 def linear(name: str, inputs: int, outputs: int) -> Shapes:
@@ -77,17 +89,18 @@ def shapes(settings: NetSettings) -> Shapes:
         raise ValueError(f"a network of {settings}")  # of a file: 64.0 equals 64, and is no length
     if not (1 <= hidden <= MOST_HIDDEN and 0 <= layers <= MOST_LAYERS):
         raise ValueError(f"a network of {layers} layers of {hidden}")
-    found: Shapes = {f"{name}_{what}": (size,) for name, size in SIZES.items() for what in ("mean", "scale")}
-    known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
+    sizes = sizes_of(settings)
+    found: Shapes = {f"{name}_{what}": (size,) for name, size in sizes.items() for what in ("mean", "scale")}
+    known = sizes["target_x"] + settings.schedule * sizes["schedule"] + settings.kernel * sizes["kernel_x"]
     found |= {"log_s_mean": (), **linear("whole.0", known, 2 * hidden), **linear("whole.2", 2 * hidden, hidden)}
     for name in NODES:
-        found |= linear(f"embed.{name}", SIZES[name], hidden)
+        found |= linear(f"embed.{name}", sizes[name], hidden)
     for i in range(layers if settings.messages else 0):
         for other, edges in OTHERS.items():
             for way in ("to", "from"):
                 relation = f"layers.{i}.{way}_{other}"
                 found |= linear(f"{relation}.source", hidden, hidden)
-                found |= linear(f"{relation}.edge", SIZES[edges], 2 * hidden)
+                found |= linear(f"{relation}.edge", sizes[edges], 2 * hidden)
         for name in NODES:  # axes hear from both kinds of others, the others from axes alone: sum and maximum each
             received = (1 + 2 * (len(OTHERS) if name == "axes" else 1)) * hidden
             change = f"layers.{i}.{name}.change"
@@ -101,7 +114,7 @@ def shapes(settings: NetSettings) -> Shapes:
             raise ValueError(f"{ATTENTION_HEADS} heads of attention over {hidden}")
         found |= {"compare.in_proj_weight": (3 * hidden, hidden), "compare.in_proj_bias": (3 * hidden,)}
         found |= linear("compare.out_proj", hidden, hidden)
-    return found | linear("heads", hidden, 4) | linear("skip", SIZES["schedule"], 1)
+    return found | linear("heads", hidden, 4) | linear("skip", sizes["schedule"], 1)
 
 
 def checked(tensors: Mapping[str, Array], expected: Shapes) -> dict[str, Array]:

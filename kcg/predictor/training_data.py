@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,16 +28,20 @@ from kcg.dataset.reading import Export, read_export
 from kcg.dataset.splits import PARTS, SPLITS, TRAIN, families_of
 from kcg.errors import CodecError, DataError, ScheduleError
 from kcg.files import cache_folder, whole
-from kcg.kernel.kinds import Space, space_of
+from kcg.kernel.kinds import SeenAsPlans, Space, kind_named, space_of
+from kcg.kernel.seen import Seen, Words
 from kcg.measure.device_info import usable_cores
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.features import (
     FEATURES_VERSION,
+    KERNEL_FEATURES,
     NAMES,
+    TARGET_FEATURES,
     Array,
     Graphs,
     encode,
     graphs,
+    graphs_of_plans,
     joined,
     kernel_features,
     target_features,
@@ -61,6 +65,7 @@ class KernelJob:
     region: Region
     target: Target
     bodies: tuple[str, ...]
+    kind: str = ScheduleKind.OPTS
 
     def each(self, make: Callable[[Space, Schedule], T]) -> tuple[list[T], Array]:
         """What `make` gives for each schedule that applies, and which ones these are: (n,) bool.
@@ -68,13 +73,13 @@ class KernelJob:
         Raises DataError where the kernel cannot be read.
         """
         try:
-            space = space_of(self.region, self.target)
+            space = space_of(self.region, self.target, self.kind)
         except (CodecError, ScheduleError) as error:
             raise DataError(f"kernel {self.region.id[:12]}: {error}") from error
         found, applies = [], np.zeros(len(self.bodies), bool)
         for i, body in enumerate(self.bodies):
             try:
-                found.append(make(space, Schedule(ScheduleKind.OPTS, body)))
+                found.append(make(space, Schedule(ScheduleKind(self.kind), body)))
                 applies[i] = True
             except ScheduleError as error:
                 log.warning("%s of %s is left out: %s", body, self.region.id[:12], error)
@@ -181,6 +186,12 @@ class TrainingData:
     runs: tuple[str, ...]
     samplers: tuple[str, ...]
     checksums: tuple[tuple[str, str], ...] = ()
+    formula: Array | None = None  # (n,) log-seconds by the kind's own formula; None: it has none
+
+    @property
+    def base(self) -> Array:
+        """(n,) log-seconds to which a network adds its own."""
+        return np.zeros(len(self)) if self.formula is None else self.formula
 
     def __len__(self) -> int:
         return len(self.kernel)
@@ -199,6 +210,7 @@ class TrainingData:
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         names = ("kernel", "run", "log_s", "sampler", "row", "chosen", "weight")
         rows = {name: getattr(self, name)[index] for name in names}
+        rows["formula"] = None if self.formula is None else self.formula[index]
         return replace(self, graphs=self.graphs.take(index), **rows)
 
 
@@ -220,38 +232,50 @@ def load(
     workers: int | None = None,
     part: tuple[str, str] | None = None,
     pool: bool = False,
+    kind: str = ScheduleKind.OPTS,
     log: Callable[[str], None] = lambda line: None,
 ) -> TrainingData:
     """The rows of an export, from the cache where it has them. `cache=None` is the user's own. With a split and a
     `part` of it, such as `("workload", "test")`, only the rows of that part; with `pool` only those of `POOL`.
 
-    Left out are noisy rows, rows timed again, warm ones, `unjudged` ones, and schedules of other kinds than
-    Opts. Raises DataError.
+    Left out are noisy rows, rows timed again, warm ones, `unjudged` ones, and schedules of other kinds. Raises
+    DataError.
     """
     export = read_export(folder)
-    path = (cache or cache_folder("graphs")) / f"{_identity(export, part, pool)}.npz"
+    path = (cache or cache_folder("graphs")) / f"{_identity(export, part, pool, kind)}.npz"
     found = kept(path, _from_arrays)
     if found is not None:
         return found
     log(f"{folder}: computing graphs, once")
-    made = _build(export, workers, part=part, pool=pool, log=log)
+    made = _build(export, workers, part=part, pool=pool, kind=kind, log=log)
     keep(_as_arrays(made), path)
     return made
 
 
-def _identity(export: Export, part: tuple[str, str] | None, pool: bool) -> str:
+def _identity(export: Export, part: tuple[str, str] | None, pool: bool, kind: str) -> str:
+    if kind != ScheduleKind.OPTS:
+        text = json.dumps([kind, asdict(words_of(kind)), KERNEL_FEATURES, TARGET_FEATURES, COLUMNS, SPLITS, PROTOCOL])
+        text += json.dumps([sorted(export.checksums.items()), part, pool])
+        return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     whole = [FEATURES_VERSION, NAMES, COLUMNS, SPLITS, PROTOCOL, sorted(export.checksums.items())]
     text = json.dumps([*whole, part, pool] if part or pool else whole)
     return f"v{FEATURES_VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
 def _build(
-    export: Export, workers: int | None, *, part: tuple[str, str] | None, pool: bool, log: Callable[[str], None]
+    export: Export,
+    workers: int | None,
+    *,
+    part: tuple[str, str] | None,
+    pool: bool,
+    kind: str,
+    log: Callable[[str], None],
 ) -> TrainingData:
-    names = (*COLUMNS, *((f"split_{part[0]}",) if part else ()))
+    by_rows = kind != ScheduleKind.OPTS  # parts: of regions of several kernels no kernel says them
+    names = (*COLUMNS, *(f"split_{split}" for split in SPLITS if by_rows or (part and split == part[0])))
     table = export.table(PROTOCOL, names)
     columns = {name: _column(table[name]) for name in names}
-    rows = _wanted(columns)
+    rows = _wanted(columns, kind)
     if part is not None:
         rows = rows[columns[f"split_{part[0]}"][rows] == part[1]]
     if pool:
@@ -272,18 +296,19 @@ def _build(
     regions, targets = export.regions(), export.targets()
     ends = np.searchsorted(kernel, np.arange(len(keys) + 1))
     jobs = [
-        KernelJob(regions[region], targets[target], tuple(columns["schedule_body"][rows[a:b]]))
+        KernelJob(regions[region], targets[target], tuple(columns["schedule_body"][rows[a:b]]), kind)
         for (region, _, target), (a, b) in zip(keys, itertools.pairwise(ends), strict=True)
     ]
     encoded = list(_counted(in_processes(_encode, jobs, workers), len(jobs), log))
-    applies = np.concatenate([ok for _, _, ok in encoded])
+    applies = np.concatenate([one.applies for one in encoded])
+    formula = np.concatenate([one.log_s for one in encoded]) if by_rows else None
     fingerprints = sorted({target for _, _, target in keys})
     status = columns["status"][rows]
     seconds = np.where(status == Status.OK, columns["median_s"][rows], np.nan).astype(np.float64)
     runs, run = np.unique(columns["run_id"][rows], return_inverse=True)
     samplers, sampler = np.unique(columns["sampler"][rows], return_inverse=True)
     made = TrainingData(
-        graphs=joined(part for part, _, _ in encoded),
+        graphs=joined(one.graphs for one in encoded if one.graphs is not None),
         kernel=kernel[applies],
         run=run[applies],
         log_s=np.log(seconds)[applies],
@@ -291,7 +316,8 @@ def _build(
         row=rows[applies],
         chosen=np.array([is_chosen(str(pool)) for pool in columns["pool"][rows]], bool)[applies],
         weight=columns["weight"][rows].astype(np.float64)[applies],
-        kernel_x=np.stack([x for _, x, _ in encoded]),
+        kernel_x=np.stack([one.kernel_x for one in encoded]),
+        formula=formula,
         target_x=np.stack([target_features(targets[t]) for t in fingerprints]),
         target=np.array([fingerprints.index(target) for _, _, target in keys]),
         region_ids=tuple(region for region, _, _ in keys),
@@ -299,7 +325,7 @@ def _build(
         runs=tuple(runs.tolist()),
         samplers=tuple(samplers.tolist()),
         checksums=tuple(sorted(export.checksums.items())),
-        **_of_kernels(export, regions, keys),
+        **(_of_rows(export, columns, rows, kernel, keys) if by_rows else _of_kernels(export, regions, keys)),
     )
     if not len(made):
         raise DataError(f"{export.folder}: none of its schedules applies to its kernel in this tinygrad")
@@ -326,11 +352,11 @@ def _column(column: Any) -> Array:
     return values if values.dtype != object else np.array(["" if v is None else v for v in values], object)
 
 
-def _wanted(columns: dict[str, Array]) -> Array:
+def _wanted(columns: dict[str, Array], kind: str) -> Array:
     status = columns["status"]
     wanted = (status == Status.OK) | np.isin(status, [str(s) for s in FAILED])
     wanted &= (columns["trial"] == 0) & (columns["sampler"] != RETIMED) & (columns["cache_state"] == "cold")
-    wanted &= columns["schedule_kind"] == ScheduleKind.OPTS
+    wanted &= columns["schedule_kind"] == kind
     seconds = columns["median_s"]
     wanted &= (status != Status.OK) | (np.isfinite(seconds) & (np.where(np.isfinite(seconds), seconds, 0) > 0))
     return np.flatnonzero(wanted)
@@ -356,10 +382,61 @@ def _of_kernels(export: Export, regions: dict[str, Region], keys: dict[tuple[str
     }
 
 
-def _encode(job: KernelJob) -> tuple[Graphs, Array, Array]:
+@dataclass(frozen=True)
+class _Encoded:
+    """The schedules of one kernel: those that apply have a graph."""
+
+    graphs: Graphs | None  # None: none of them applies
+    kernel_x: Array
+    applies: Array  # (n,) bool
+    log_s: Array  # of those that apply, by the kind's own formula; empty where it has none
+
+
+def _encode(job: KernelJob) -> _Encoded:
     """Graphs, the kernel's own numbers, and which schedules apply."""
+    if job.kind != ScheduleKind.OPTS:
+        plans, applies = job.each(_seen)
+        made = graphs_of_plans(plans) if plans else None
+        return _Encoded(made, kernel_features(job.region), applies, np.array([one.log_s for one in plans]))
     nests, applies = job.each(lambda space, schedule: space.loop_nests([schedule])[0])
-    return graphs(encode(nests), job.target), kernel_features(job.region), applies
+    return _Encoded(graphs(encode(nests), job.target), kernel_features(job.region), applies, np.zeros(0))
+
+
+def _seen(space: Space, schedule: Schedule) -> Seen:
+    if not isinstance(space, SeenAsPlans):
+        raise ScheduleError(f"nothing is seen of schedules of kind {schedule.kind}")
+    return space.seen(schedule)
+
+
+def words_of(kind: str) -> Words:
+    """What the numbers of a kind's plans are called. Raises DataError where it has none."""
+    words = getattr(kind_named(kind), "words", None)
+    if words is None:
+        raise DataError(f"of schedules of kind {kind} nothing is learned: its spaces show no plans")
+    found: Words = words
+    return found
+
+
+def _of_rows(
+    export: Export,
+    columns: dict[str, Array],
+    rows: Array,
+    kernel: Array,
+    keys: dict[tuple[str, str, str], int],
+) -> dict[str, Any]:
+    """As `_of_kernels`, with the parts that rows are in."""
+    workloads = export.workloads()
+    family, calls = families_of(workloads), dict[str, int]()
+    for call in (call for workload in workloads for call in workload.calls):
+        calls[call.region.id] = max(calls.get(call.region.id, 0), call.calls)
+    first = rows[np.searchsorted(kernel, np.arange(len(keys)))]
+    parts = [[PARTS.index(columns[f"split_{split}"][row] or PARTS[0]) for split in SPLITS] for row in first]
+    return {
+        "families": tuple(family.get(region, "") for region, _, _ in keys),
+        "parts": np.array(parts),
+        "twin": np.zeros(len(keys), bool),
+        "calls": np.array([calls.get(region, 1) for region, _, _ in keys]),
+    }
 
 
 _LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
@@ -367,7 +444,8 @@ _LISTS = ("region_ids", "families", "targets", "runs", "samplers", "checksums")
 
 def _as_arrays(data: TrainingData) -> dict[str, Array]:
     arrays = data.graphs.as_arrays()
-    arrays |= {f.name: getattr(data, f.name) for f in fields(data) if f.name not in (*_LISTS, "graphs")}
+    arrays |= {f.name: getattr(data, f.name) for f in fields(data) if f.name not in (*_LISTS, "graphs", "formula")}
+    arrays |= {} if data.formula is None else {"formula": data.formula}
     arrays["lists"] = np.frombuffer(json.dumps({name: getattr(data, name) for name in _LISTS}).encode(), np.uint8)
     return arrays
 

@@ -120,7 +120,7 @@ class Fit:
         if not self.rows:
             raise DataError(f"the split by {settings.split} leaves no kernel to train on")
         self.validation = pool_rows(data, settings.split, VALIDATION)
-        self.graphs = GraphSet(data.graphs, data.kernel, data.kernel_x, data.target_x, data.target, device)
+        self.graphs = GraphSet(data.graphs, data.kernel, data.kernel_x, data.target_x, data.target, device, data.base)
         torch.manual_seed(settings.seed)
         self.net, self.averaged = Net(settings.net).to(device), Net(settings.net).to(device)
         if not (settings.weights.pairs or settings.weights.listwise):
@@ -186,7 +186,7 @@ class Fit:
         rng = np.random.default_rng(self.settings.seed)
         some = np.concatenate([rng.permutation(rows)[: self.settings.schedules_a_kernel] for rows in self.rows])
         index = rng.permutation(some)[:SCALE_ROWS]
-        log_s = torch.from_numpy(self.data.log_s[index]).float()
+        log_s = torch.from_numpy(self.data.log_s[index] - self.data.base[index]).float()
         timed = torch.isfinite(log_s)
         mean = log_s[timed] if timed.any() else torch.zeros(1)
         self.net.fit_scale(self.graphs.batch(torch.from_numpy(index)), mean.to(self.device))

@@ -24,9 +24,9 @@ from kcg.predictor.network import (
     MOST_LOG_SIGMA,
     MOST_SCALED,
     NODES,
-    SIZES,
     NetSettings,
     Network,
+    sizes_of,
 )
 from kcg.predictor.training_data import TrainingData
 
@@ -41,6 +41,7 @@ class Batch:
     kernel_x: Tensor  # (n, kernel features)
     target_x: Tensor  # (n, target features)
     kernel: Tensor  # (n,) which candidates belong together
+    base: Tensor  # (n,) log-seconds by the kind's own formula, on which the network's are added; 0 where it has none
     axes: Tensor
     accesses: Tensor
     groups: Tensor
@@ -67,14 +68,17 @@ class GraphSet:
         target_x: Array,
         target: Array,
         device: str | torch.device = "cpu",
+        base: Array | None = None,
     ) -> None:
-        """`kernel` (n,) is a place in `kernel_x`; `target`, for each kernel, one in `target_x`."""
+        """`kernel` (n,) is a place in `kernel_x`; `target`, for each kernel, one in `target_x`; `base`: see `Batch`."""
         # graph i has `counts[name][i]` rows of `arrays[name]`, one graph after another
         arrays, counts = {f.name: getattr(graphs, f.name) for f in fields(Graphs)}, graphs.counts()
         self._fields = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         self._counts = {name: torch.from_numpy(counts[name]).to(device) for name in arrays}
         self._starts = {name: torch.cumsum(count, 0) - count for name, count in self._counts.items()}
         self._kernel = torch.from_numpy(kernel).long().to(device)
+        log_s = np.zeros(len(kernel)) if base is None else base
+        self._base = torch.from_numpy(log_s).float().to(device)
         self._kernel_x = torch.from_numpy(kernel_x).to(device)
         self._target_x = torch.from_numpy(target_x).to(device)
         self._target = torch.from_numpy(target).long().to(device)
@@ -113,6 +117,7 @@ class GraphSet:
             "kernel_x": self._kernel_x[kernel],
             "target_x": self._target_x[self._target[kernel]],
             "kernel": kernel,
+            "base": self._base[index],
         }
 
 
@@ -185,14 +190,14 @@ class Update(nn.Module):
 class Layer(nn.Module):
     """One round: loads, stores and groups hear from the axes, then the axes from them."""
 
-    def __init__(self, hidden: int, dropout: float) -> None:
+    def __init__(self, hidden: int, dropout: float, sizes: Mapping[str, int]) -> None:
         super().__init__()
         self.to_accesses, self.to_groups = (
-            Relation(hidden, SIZES["access_edges"]),
-            Relation(hidden, SIZES["group_edges"]),
+            Relation(hidden, sizes["access_edges"]),
+            Relation(hidden, sizes["group_edges"]),
         )
-        self.from_accesses = Relation(hidden, SIZES["access_edges"])
-        self.from_groups = Relation(hidden, SIZES["group_edges"])
+        self.from_accesses = Relation(hidden, sizes["access_edges"])
+        self.from_groups = Relation(hidden, sizes["group_edges"])
         self.accesses, self.groups = Update(hidden, 2 * hidden, dropout), Update(hidden, 2 * hidden, dropout)
         self.axes = Update(hidden, 4 * hidden, dropout)
 
@@ -218,16 +223,16 @@ class Net(nn.Module):
     def __init__(self, settings: NetSettings | None = None) -> None:
         super().__init__()
         self.settings = settings = settings or NetSettings()
-        hidden = settings.hidden
-        for name, size in SIZES.items():
+        hidden, sizes = settings.hidden, sizes_of(settings)
+        for name, size in sizes.items():
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
         self.register_buffer("log_s_mean", torch.zeros(()))
-        known = SIZES["target_x"] + settings.schedule * SIZES["schedule"] + settings.kernel * SIZES["kernel_x"]
+        known = sizes["target_x"] + settings.schedule * sizes["schedule"] + settings.kernel * sizes["kernel_x"]
         self.whole = nn.Sequential(nn.Linear(known, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, hidden))
-        self.embed = nn.ModuleDict({name: nn.Linear(SIZES[name], hidden) for name in NODES})
+        self.embed = nn.ModuleDict({name: nn.Linear(sizes[name], hidden) for name in NODES})
         layers = settings.layers if settings.messages else 0
-        self.layers = nn.ModuleList(Layer(hidden, settings.dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(hidden, settings.dropout, sizes) for _ in range(layers))
         pooled = (1 + 2 * len(NODES)) * hidden
         self.read = nn.Sequential(
             nn.LayerNorm(pooled),
@@ -239,7 +244,7 @@ class Net(nn.Module):
         )
         self.compare = nn.MultiheadAttention(hidden, ATTENTION_HEADS, batch_first=True) if settings.compare else None
         self.heads = nn.Linear(hidden, 4)
-        self.skip = nn.Linear(SIZES["schedule"], 1)
+        self.skip = nn.Linear(sizes["schedule"], 1)
 
     @classmethod
     def of(cls, network: Network) -> Net:
@@ -260,8 +265,9 @@ class Net(nn.Module):
             self.heads.bias[RANK].zero_()
 
     def fit_scale(self, batch: Batch, log_s: Tensor) -> None:
-        """Take mean and spread of every feature from some training graphs, and the mean of their log-runtimes."""
-        for name in SIZES:
+        """Take mean and spread of every feature from some training graphs, and the mean of their log-runtimes, less the
+        base of each."""
+        for name in sizes_of(self.settings):
             values = getattr(batch, name)
             getattr(self, f"{name}_mean").copy_(values.mean(0))
             spread = values.std(0, unbiased=False)
@@ -314,7 +320,7 @@ class Net(nn.Module):
         time, rank, sigma, failure = self.heads(state).unbind(-1)
         if self.settings.schedule:
             time = time + self.skip(self._scaled(batch, "schedule")).squeeze(-1)
-        log_s = time + self.log_s_mean
+        log_s = time + self.log_s_mean + batch.base
         return Output(log_s, log_s + rank, sigma.clamp(LEAST_LOG_SIGMA, MOST_LOG_SIGMA), failure)
 
     def _compared(self, state: Tensor, kernel: Tensor) -> Tensor:
@@ -360,7 +366,7 @@ def predicted(net: Net, graphs: GraphSet, index: Array) -> dict[str, Array]:
 def outputs_of(nets: Sequence[Net], data: TrainingData, index: Array, *, device: str = "cpu") -> Outputs:
     """As `kcg.predictor.ensemble.outputs_by`, on a device, to which the networks are moved, and of any network."""
     some = data.take(index)
-    graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target, device)
+    graphs = GraphSet(some.graphs, some.kernel, some.kernel_x, some.target_x, some.target, device, some.base)
     each = [predicted(net.to(torch.device(device)), graphs, np.arange(len(index))) for net in nets]
     rank, log_sigma, failure = (np.stack([one[name] for one in each]) for name in ("rank", "log_sigma", "failure"))
     return Outputs(rank, log_sigma, failure)

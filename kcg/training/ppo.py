@@ -67,6 +67,7 @@ def unpadded(observation: dict[str, Tensor]) -> tuple[PolicyBatch, Tensor]:
         kernel_x=observation["kernel"],
         target_x=observation["target"],
         kernel=kernel,
+        base=torch.zeros(len(counts), device=counts.device),
         axes=observation["axes"][there[0]],
         accesses=observation["accesses"][there[1]],
         groups=observation["groups"][there[2]],

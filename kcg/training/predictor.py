@@ -31,19 +31,21 @@ from kcg.files import read_limited, write_whole
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.checkpoint import About, Checkpoint, save
 from kcg.predictor.ensemble import averaged
-from kcg.predictor.features import FEATURES_VERSION, operations_of
+from kcg.predictor.features import FEATURES_VERSION, operations_of, widths_of
 from kcg.predictor.header import MOST_BYTES
 from kcg.predictor.metrics import Floors, floors_of
 from kcg.predictor.network import MOST_HIDDEN, MOST_LAYERS, shapes
 from kcg.predictor.tracking import Tracker, Tracking
-from kcg.predictor.training_data import TrainingData, load
+from kcg.predictor.training_data import TrainingData, load, words_of
 from kcg.provenance import provenance
 from kcg.training.fit import Fit, FitSettings, judge, spread_scale, validation_rows
 from kcg.training.network import Net, outputs_of
+from kcg.types import ScheduleKind
 
 # ---- The settings of a whole training as one dataclass, and their names on a command line and in a file.
 
 T = TypeVar("T")
+KIND, WIDTHS = "net.kind", "net.widths"  # the latter follow from the first
 MOST_OF_SETTINGS = 16 << 20  # bytes
 
 
@@ -65,7 +67,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 def names_of(settings: TrainingSettings) -> dict[str, Any]:
     """Every setting by the name that `--set` takes, and its value. Those of a network stand without `fit.`."""
-    return {name.removeprefix("fit."): value for name, value in _flat(settings)}
+    flat = ((name.removeprefix("fit."), value) for name, value in _flat(settings))
+    return {name: value for name, value in flat if name != WIDTHS}
 
 
 def with_values(settings: TrainingSettings, values: Mapping[str, Any]) -> TrainingSettings:
@@ -145,8 +148,9 @@ def _replaced(settings: Any, path: Sequence[str], value: Any) -> Any:
 def _checked(name: str, value: Any, now: Any) -> Any:
     """The value as the type of the one that it replaces."""
     if isinstance(now, str):
-        if value not in SPLITS:  # the only setting that is a word
-            raise UnknownName("split", str(value), list(SPLITS))
+        words = [ScheduleKind.OPTS, ScheduleKind.TILE] if name == KIND else list(SPLITS)
+        if value not in words:
+            raise UnknownName("kind" if name == KIND else "split", str(value), list(map(str, words)))
         return value
     return _number(name, value, now)
 
@@ -186,9 +190,16 @@ def end_with_parent() -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def dataset_of(folder: Path) -> TrainingData:
+def dataset_of(folder: Path, kind: str = ScheduleKind.OPTS) -> TrainingData:
     """The rows of an export, loaded once for all that a process trains on them."""
-    return load(folder)
+    return load(folder, kind=kind)
+
+
+def with_widths(settings: TrainingSettings) -> TrainingSettings:
+    """With what a network of that kind is told. Raises DataError where nothing is seen of its schedules."""
+    kind = settings.fit.net.kind
+    widths = () if kind == ScheduleKind.OPTS else widths_of(words_of(kind))
+    return replace(settings, fit=replace(settings.fit, net=replace(settings.fit.net, widths=widths)))
 
 
 log = logging.getLogger(__name__)
@@ -259,8 +270,8 @@ def train(
     the export cannot be read, has nothing to train on, or `out` holds a training of other settings, and UsageError
     where the checkpoint would be too large.
     """
-    export = read_export(data)
-    rows = load(data, log=log.info)
+    export, settings = read_export(data), with_widths(settings)
+    rows = load(data, kind=settings.fit.net.kind, log=log.info)
     floors = floors_of(export)
     config = {
         "settings": names_of(settings),
@@ -380,7 +391,7 @@ def _fit_share(members: list[_Member], threads: int, verbose: bool) -> None:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("kcg").setLevel(logging.INFO)
     torch.set_num_threads(threads)
-    data = dataset_of(members[0].data)
+    data = dataset_of(members[0].data, members[0].settings.net.kind)
     for member in members:
         _fit(member, data)
 

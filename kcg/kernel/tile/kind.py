@@ -24,6 +24,7 @@ from kcg.types import Region, Schedule, ScheduleKind, Target, Variables
 if TYPE_CHECKING:
     from kcg.kernel.program import Program
     from kcg.kernel.regions import Candidate
+    from kcg.kernel.seen import Words
     from kcg.kernel.tile.space import TileSpace
 
 LONGEST_BODY = 4096  # characters
@@ -34,6 +35,13 @@ class TileKind:
 
     name = ScheduleKind.TILE
     noun = "tile program"
+
+    @property
+    def words(self) -> Words:
+        """What predictors see of its schedules, by name."""
+        from kcg.kernel.tile.seen import WORDS
+
+        return WORDS
 
     def parse(self, body: str) -> Schedule:
         """Parameters as canonical JSON, every field checked; whether a kernel allows them is its space's to say."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -55,7 +55,8 @@ WHOLE: Final = (
     "elements of a thread", "elements", "tiles of a multiprocessor", "reuse", "work of a thread",
     *(f"is {name}" for name in REGISTRY),
 )  # fmt: skip
-WORDS: Final = Words(AXES, ACCESSES, GROUPS, ACCESS_EDGES, GROUP_EDGES, WHOLE)
+VERSION: Final = 1  # also of the analytic cost, shares of which these are
+WORDS: Final = Words(AXES, ACCESSES, GROUPS, ACCESS_EDGES, GROUP_EDGES, WHOLE, VERSION)
 
 
 def seen(plan: TilePlan, target: Target) -> Seen:
@@ -164,8 +165,9 @@ class _Look:
         way, eviction = self._ways.get(one.access.node, ("", ""))
         return (
             one.is_store, one.itemsize / 4, _log(one.block), _log(one.run), _log(one.reached), _log(one.apart),
-            _log(one.width), _log(one.waste), len(one.access.gates), _divisions(one.access), len(one.access.address.ranges),
-            one.access.steps is None, _log(one.access.buffer.size), way == Way.TMA, way == Way.COPY,
+            _log(one.width), _log(one.waste), len(one.access.gates), _divisions(one.access),
+            len(one.access.address.ranges), one.access.steps is None, _log(one.access.buffer.size), way == Way.TMA,
+            way == Way.COPY,
             eviction == "evict_first", eviction == "evict_last", _log(one.block / self.threads),
             self._share(moved / (self.figures.l2_bytes * self.target.cores)),
             self._share(unique / self.figures.memory_bytes),
@@ -243,7 +245,8 @@ class _Look:
             int(plan.view.kernel.store.buffer.dtype.itemsize), _log(math.prod(plan.view.kernel.extents)),
             len(plan.view.kernel.all_stored),
             self._share(l2 / (self.figures.l2_bytes * target.cores)),
-            self._share(stored / (self.figures.l2_bytes * target.cores)), self._share(unique / self.figures.memory_bytes),
+            self._share(stored / (self.figures.l2_bytes * target.cores)),
+            self._share(unique / self.figures.memory_bytes),
             self._share(issued / lanes), self._share(written / lanes),
             _log(max((one.waste for one in loads if one.block > 1), default=1.0)),
             _log(max((one.waste for one in stores), default=1.0)),

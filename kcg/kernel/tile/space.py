@@ -21,6 +21,7 @@ from kcg.kernel.kinds import Cost, baseline_of
 from kcg.kernel.program import Program
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.seen import Seen
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.device import device_of
 from kcg.kernel.tile.expected import cost_of, suspects
@@ -31,6 +32,7 @@ from kcg.kernel.tile.legal import FIELDS, is_legal, is_possible, legal_values, r
 from kcg.kernel.tile.parameters import TMA, TileParameters
 from kcg.kernel.tile.plan import describe
 from kcg.kernel.tile.prior import default_parameters
+from kcg.kernel.tile.seen import WORDS, seen
 from kcg.kernel.tile.uniform import Uniform
 from kcg.kernel.tile.words import described, label
 from kcg.types import Action, Region, Schedule, ScheduleKind, Target, Variables
@@ -239,6 +241,12 @@ class TileSpace:
     def cost(self, schedule: Schedule) -> Cost:
         """By instructions, bytes and waves: see `kcg.kernel.tile.cost`."""
         return cost_of(self.kernel, self.target, self.parameters(schedule))
+
+    words = WORDS
+
+    def seen(self, schedule: Schedule) -> Seen:
+        """See `kcg.kernel.tile.seen`."""
+        return seen(plan_of(self.kernel, self.target, self.parameters(schedule)), self.target)
 
     def suspects(self, schedule: Schedule) -> Mapping[Hashable, float]:
         """The value of each parameter."""
