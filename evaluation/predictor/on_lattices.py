@@ -1,6 +1,7 @@
 """What a choice is worth on lattices: regions of which 300 programs that were drawn uniformly are all timed.
 
     python -m evaluation.predictor.on_lattices datasets/h200-tiles
+    python -m evaluation.predictor.on_lattices datasets/h200-tiles --learned FOLDER   # of evaluation.predictor.left_out
 
 An arm puts a lattice's programs in an order. Its share after n measurements is the time of the fastest of all over that
 of the fastest of its first n; after none, over that of the first one. The fastest ten were timed again in turns, and
@@ -10,9 +11,12 @@ less, too.
 
 - `analytic`: by the formula that a search begins with, as it stands before anything is measured.
 - `corrected`: the same, corrected by what was measured of the lattice so far, as a search does.
+- `learned`, `learned, corrected`: the same two by networks that never saw the region's family.
 - `random`: any order, each as likely; its shares are expectations, not draws.
 
-Means are geometric, over lattices; the intervals hold 95 % of bootstrap samples of lattices. Updates
+Means are geometric, over lattices; the intervals hold 95 % of bootstrap samples of lattices. `headroom closed` is the
+share of what the corrected formula leaves, in logarithms, that the corrected networks do not: after as many
+measurements. Updates
 evaluation/results/eval_tiles.json, run `lattices`.
 """
 
@@ -32,6 +36,7 @@ import typer
 
 from evaluation.dataset.record import FROZEN, LEAST, group_of
 from evaluation.predictor.intervals import ratio_interval
+from evaluation.predictor.left_out import left_out_by
 from evaluation.rows import rounded, this_command
 from kcg.cli import record_results, run_script
 from kcg.dataset.choices import UNIFORM
@@ -43,10 +48,14 @@ from kcg.errors import UsageError
 from kcg.kernel.kinds import Space, space_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.cost import KnownCost
+from kcg.predictor.interface import Judge
+from kcg.predictor.plans import PlanPredictor
 from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
 AFTER: Final = (0, 1, 2, 4, 16)  # measurements
+CORRECTED: Final = {"analytic": "corrected", "learned": "learned, corrected"}
+ARMS: Final = ("analytic", "corrected", "learned", "learned, corrected", "random")
 
 Choose = Callable[[Sequence[int], Mapping[int, float]], int]
 """Which of the programs that are left is measured next, knowing the seconds of those that were."""
@@ -118,12 +127,17 @@ def random_shares(seconds: Sequence[float]) -> dict[int, float]:
 
 def by_cost(space: Space, schedules: Sequence[Schedule], *, corrected: bool) -> Choose:
     """The program that the analytic cost expects to be fastest, corrected by what was measured, or not."""
-    judge = KnownCost().of(space)
+    return by_judge(KnownCost().of(space), schedules, corrected=corrected)
+
+
+def by_judge(judge: Judge, schedules: Sequence[Schedule], *, corrected: bool) -> Choose:
+    """The same by anything that judges them."""
     expected = [one.log_runtime for one in judge.predict(schedules)]
 
     def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
         if corrected and known:
             measured = [(schedules[place], seconds) for place, seconds in known.items()]
+            assert judge.correct is not None
             found = judge.correct([schedules[place] for place in left], measured)
             return left[int(np.argmin([one.log_runtime for one in found]))]
         return min(left, key=lambda place: expected[place])
@@ -131,13 +145,16 @@ def by_cost(space: Space, schedules: Sequence[Schedule], *, corrected: bool) -> 
     return choose
 
 
-def row_of(lattice: Lattice) -> dict[str, Any]:
-    """The shares of all arms on one lattice."""
+def row_of(lattice: Lattice, learned: PlanPredictor | None = None) -> dict[str, Any]:
+    """The shares of all arms on one lattice; `learned` never saw its family."""
     space = space_of(lattice.region, lattice.target, ScheduleKind.TILE)
     arms = {"random": random_shares(lattice.seconds)}
-    for name, corrected in (("analytic", False), ("corrected", True)):
-        choose = by_cost(space, lattice.schedules, corrected=corrected)
-        arms[name] = shares_of(order_by(choose, lattice.seconds, max(AFTER)), lattice.seconds)
+    judges = {"analytic": KnownCost().of(space), **({} if learned is None else {"learned": learned.of(space)})}
+    for name, judge in judges.items():
+        for corrected in (False, True):
+            choose = by_judge(judge, lattice.schedules, corrected=corrected)
+            arm = name if not corrected else CORRECTED[name]
+            arms[arm] = shares_of(order_by(choose, lattice.seconds, max(AFTER)), lattice.seconds)
     return {
         "region": lattice.region.id[:12], "family": lattice.family, "group": group_of(lattice.region, lattice.target),
         "programs": len(lattice.seconds), "best_s": rounded(min(lattice.seconds)),
@@ -146,10 +163,16 @@ def row_of(lattice: Lattice) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def headroom_closed(figures: Mapping[str, Any], n: int) -> float:
+    """See the module."""
+    prior, left = (figures[arm][str(n)]["share"] for arm in CORRECTED.values())
+    return rounded(1 - math.log(left) / math.log(prior)) if prior < 1 else 0.0
+
+
 def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of each arm and number of measurements: the mean share, its interval, and the tenth percentile."""
     found: dict[str, Any] = {}
-    for arm in ("analytic", "corrected", "random"):
+    for arm in (one for one in ARMS if one in rows[0]):
         for n in map(str, AFTER):
             logs = np.log([row[arm][n] for row in rows])
             ends = np.exp(ratio_interval([(log, 1.0) for log in logs]))
@@ -166,11 +189,17 @@ def main(
     frozen: Annotated[
         bool, typer.Option("--frozen", help="those of the frozen families, too: once, at the end")
     ] = False,
+    learned: Annotated[Path | None, typer.Option(help="networks that left families out")] = None,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Compare the arms, and write the figures."""
     found = lattices_of(read_export(place_of(source)))
-    rows = [row_of(one) for one in found if frozen or one.family not in FROZEN]
+    parts = [(PlanPredictor(one), never) for one, never in left_out_by(learned)] if learned is not None else []
+
+    def unseen(family: str) -> PlanPredictor | None:
+        return next((one for one, never in parts if family in never), parts[0][0] if parts else None)
+
+    rows = [row_of(one, unseen(one.family)) for one in found if frozen or one.family not in FROZEN]
     if not rows:
         raise UsageError(f"{source} has no lattice: evaluation.dataset.record says how to make some")
     figures = figures_of(rows)
@@ -180,6 +209,15 @@ def main(
         "analytic_at_4": figures["corrected"]["4"]["share"],
         "random_at_4": figures["random"]["4"]["share"],
     }
+    if learned is not None:
+        headline |= {
+            "unmeasured": figures["learned"]["0"]["share"],
+            "unmeasured_p10": figures["learned"]["0"]["p10"],
+            "at_4": figures["learned, corrected"]["4"]["share"],
+            "at_4_p10": figures["learned, corrected"]["4"]["p10"],
+            "headroom_closed_0": headroom_closed(figures, 0),
+            "headroom_closed_4": headroom_closed(figures, 4),
+        }
     groups = dict(Counter(row["group"] for row in rows))
     entry = {"command": this_command(), "lattices": rows, "groups": groups, **figures}
     record_results(out, "lattices", entry, headline)

@@ -15,9 +15,11 @@ from kcg.types import Prediction, Schedule, Target
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
     from kcg.predictor.interface import Predictor
+    from kcg.predictor.plans import PlanPredictor
 
 AUTO, ROOFLINE = "auto", "roofline"
 SHIPPED = Path(__file__).parent / "checkpoints"
+PLANS = SHIPPED / "plans"  # of what is seen as plans
 
 
 def shipped_path(target: Target) -> Path | None:
@@ -85,7 +87,9 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
     from kcg.predictor.checkpoint import read
     from kcg.predictor.learned import LearnedPredictor
 
-    return LearnedPredictor(read(path))
+    found = LearnedPredictor(read(path))
+    found.of_plans = plans_for
+    return found
 
 
 def _path_of(choice: str, target: Target) -> Path | None:
@@ -106,12 +110,26 @@ def deferred(choice: str, target: Target) -> Predictor:
     return kept_predictor(choice, target) if path is None else _Unread(choice, target, path)
 
 
+@functools.lru_cache(4)
+def plans_for(target: Target) -> PlanPredictor | None:
+    """What comes with kcg of plans for the target's device: that of its model, or else of another; None where nothing
+    does."""
+    alike = [path for path in sorted(PLANS.glob("*.safetensors")) if _on_kind(path, target)]
+    if not alike:
+        return None
+    from kcg.predictor.checkpoint import read
+    from kcg.predictor.plans import PlanPredictor
+
+    return PlanPredictor(read(next((path for path in alike if is_trained_on(path, target)), alike[0])))
+
+
 class _Unread:
     """What a checkpoint predicts; only its name is known at once."""
 
     def __init__(self, choice: str, target: Target, path: Path) -> None:
         self.name: str = read_tensors(path, "checkpoint", header_only=True)[0]["about"]["name"]
         self._read = functools.partial(kept_predictor, choice, target)
+        self.of_plans = plans_for
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         return self._read().predict(space, schedules)

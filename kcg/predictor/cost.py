@@ -9,11 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from kcg.errors import ScheduleError
-from kcg.kernel.kinds import HasCost
-from kcg.predictor.correction import CorrectingKernel
+from kcg.kernel.kinds import HasCost, SeenAsPlans
+from kcg.predictor.correction import CorrectingKernel, Embeds
 from kcg.predictor.features import Array
 from kcg.predictor.interface import Judge
 from kcg.types import Prediction, Schedule
@@ -49,13 +49,18 @@ class KnownCost:
         """One kernel, corrected by what is measured of it."""
         if not isinstance(space, HasCost):
             return Judge(lambda schedules: self.predict(space, schedules))
-        kernel, blamed = CorrectingKernel(self, space), Blamed(space)
+        return blaming(self, space)
 
-        def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
-            blamed.saw(measured)
-            return blamed.expected(schedules, kernel.correct(schedules, measured))
 
-        return Judge(kernel.predict, correct)
+def blaming(predictor: Embeds, space: HasCost) -> Judge:
+    """What a predictor says of one kernel, corrected by what is measured of it, failures too."""
+    kernel, blamed = CorrectingKernel(predictor, cast("Space", space)), Blamed(space)
+
+    def correct(schedules: Sequence[Schedule], measured: Sequence[tuple[Schedule, float]]) -> list[Prediction]:
+        blamed.saw(measured)
+        return blamed.expected(schedules, kernel.correct(schedules, measured))
+
+    return Judge(kernel.predict, correct)
 
 
 def _one(space: Space, schedule: Schedule) -> tuple[Prediction, Array | None]:
@@ -120,6 +125,9 @@ class Blamed:
 
 
 def guiding(space: Space, usual: Predictor | None) -> Predictor:
-    """What judges the schedules of a space: their cost where it has one, or no other is there, else the usual
-    predictor."""
+    """What judges the schedules of a space: what was learned of its plans, where that comes with the usual predictor;
+    else their cost where it has one, or no other is there; else the usual predictor."""
+    plans = getattr(usual, "of_plans", None)
+    if plans is not None and isinstance(space, SeenAsPlans) and (learned := plans(space.target)) is not None:
+        return cast("Predictor", learned)
     return KnownCost() if usual is None or isinstance(space, HasCost) else usual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ from kcg.predictor.features import (
     side_by_side,
     target_features,
 )
-from kcg.predictor.interface import Judge
+from kcg.predictor.interface import Judge, Predictor
 from kcg.types import Prediction, Schedule, Target
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class LearnedPredictor:
         self._known_operations = frozenset(checkpoint.about.operations)
         self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
         self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
+        self.of_plans: Callable[[Target], Predictor | None] | None = None  # what was learned beside it of plans
         # what is loaded by now stays: walking through its objects, those of torch too then, took a tenth of a search
         gc.freeze()
 

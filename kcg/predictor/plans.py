@@ -1,0 +1,96 @@
+"""The learned predictor of schedules that are seen as plans: tile programs of one kernel or of several.
+
+Its networks say by what factor a kind's own formula is off, and how likely a program fails; what is measured of a
+region corrects them, as it corrects the formula.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kcg.errors import DataError, ScheduleError
+from kcg.kernel.kinds import HasCost, SeenAsPlans
+from kcg.predictor.checkpoint import Checkpoint
+from kcg.predictor.cost import CANNOT_JUDGE, USUAL_FAILURES, blaming
+from kcg.predictor.ensemble import Ensemble, averaged
+from kcg.predictor.features import Array, graphs_of_plans, kernel_features, operations_of, target_features, widths_of
+from kcg.predictor.interface import Judge
+from kcg.predictor.learned import IMPOSSIBLE, KERNELS_KEPT, MOST_LOG_S, NEVER_SEEN, ROWS
+from kcg.types import Prediction, Region, Schedule
+
+if TYPE_CHECKING:
+    from kcg.kernel.kinds import Space
+
+
+class PlanPredictor:
+    """What a checkpoint of plans predicts. Deterministic; what is said of a schedule depends on no other."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        """Raises DataError where networks of the checkpoint compare candidates, which only training can ask."""
+        self.checkpoint = checkpoint
+        self.name = checkpoint.about.name
+        self._ensemble = Ensemble(checkpoint.nets)
+        self._known_operations = frozenset(checkpoint.about.operations)
+        self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
+        self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
+
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """See `Predictor`. Raises DataError where the space shows other numbers than were learned of."""
+        return self.embed(space, schedules)[0]
+
+    def of(self, space: Space) -> Judge:
+        """One region, corrected by what is measured of it."""
+        if not isinstance(space, HasCost):
+            return Judge(lambda schedules: self.predict(space, schedules))
+        return blaming(self, space)
+
+    def embed(self, space: Space, schedules: Sequence[Schedule]) -> tuple[list[Prediction], list[Array | None]]:
+        """Predictions, and the networks' last hidden states: see `kcg.predictor.correction.Embeds`."""
+        found, states = [CANNOT_JUDGE] * len(schedules), list[Array | None]([None] * len(schedules))
+        if not isinstance(space, SeenAsPlans):
+            return found, states
+        if widths_of(space.words) != self.checkpoint.nets[0].settings.widths:
+            raise DataError(f"{self.name} was trained on other numbers of plans: train it again with this kcg")
+        for first in range(0, len(schedules), ROWS):
+            places, plans, refused = [], [], []
+            for place, schedule in enumerate(schedules[first : first + ROWS], first):
+                try:
+                    plan, (chance,) = space.seen(schedule), space.refusals([schedule])
+                except ScheduleError:
+                    continue
+                places.append(place)
+                plans.append(plan)
+                refused.append(max(chance, USUAL_FAILURES))
+            if not places:
+                continue
+            kernel_x, is_strange = self._kernel(space.region)
+            shape = len(places), 1
+            outputs, hidden = self._ensemble(
+                graphs_of_plans(plans), np.tile(kernel_x, shape), np.tile(target_features(space.target), shape)
+            )
+            with np.errstate(all="ignore"):  # weights may be anything
+                said = averaged(outputs, self.checkpoint.about.spread_scale)
+                mean = said["rank"] + np.array([plan.log_s for plan in plans])
+                sigma = np.exp(said["log_sigma"])
+            if is_strange or space.target.fingerprint not in self._known_targets:
+                sigma = np.maximum(sigma, NEVER_SEEN)
+            failure = np.maximum(1 / (1 + np.exp(-np.clip(said["failure"], -30, 30))), refused)
+            broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
+            for place, state, bad, *values in zip(
+                places, hidden, broken.tolist(), mean.tolist(), sigma.tolist(), failure.tolist(), strict=True
+            ):
+                found[place], states[place] = IMPOSSIBLE if bad else Prediction(*values), state
+        return found, states
+
+    def _kernel(self, region: Region) -> tuple[Array, bool]:
+        """A region's own numbers, and whether it has an operation that training never showed."""
+        if region.id not in self._kernels:
+            while len(self._kernels) >= KERNELS_KEPT:
+                self._kernels.popitem(last=False)
+            strange = not operations_of(region) <= self._known_operations
+            self._kernels[region.id] = (kernel_features(region), strange)
+        return self._kernels[region.id]
