@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PlanPredictor:
-    """What a checkpoint of plans predicts. Deterministic; what is said of a schedule depends on no other."""
+    """What a checkpoint of plans predicts. Deterministic; what is averages of a schedule depends on no other."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Raises DataError where networks of the checkpoint compare candidates, which only training can ask."""
@@ -73,12 +73,12 @@ class PlanPredictor:
                 graphs_of_plans(plans), np.tile(kernel_x, shape), np.tile(target_features(space.target), shape)
             )
             with np.errstate(all="ignore"):  # weights may be anything
-                said = averaged(outputs, self.checkpoint.about.spread_scale)
-                mean = said["rank"] + np.array([plan.log_s for plan in plans])
-                sigma = np.exp(said["log_sigma"])
+                averages = averaged(outputs, self.checkpoint.about.spread_scale)
+                mean = averages["rank"] + np.array([plan.log_s for plan in plans])
+                sigma = np.exp(averages["log_sigma"])
             if is_strange or space.target.fingerprint not in self._known_targets:
                 sigma = np.maximum(sigma, NEVER_SEEN)
-            failure = np.maximum(1 / (1 + np.exp(-np.clip(said["failure"], -30, 30))), refused)
+            failure = np.maximum(1 / (1 + np.exp(-np.clip(averages["failure"], -30, 30))), refused)
             broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
             for place, state, bad, *values in zip(
                 places, hidden, broken.tolist(), mean.tolist(), sigma.tolist(), failure.tolist(), strict=True
