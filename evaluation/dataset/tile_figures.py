@@ -2,9 +2,11 @@
 
     python -m evaluation.dataset.tile_figures datasets/h200-tiles
 
-A row counts where it is ok, was not timed again, and is of a program of its own: distinct schedules of a region. A
-lattice is a region with `record.LEAST` uniform rows or more. Rows a second are those of runs that measured only, over
-the middle half of each. Updates evaluation/results/tile_data.json, run `record`.
+A row counts where it is ok, was not timed again, and is of a program of its own: distinct schedules of a region, on the
+whole GPU or, counted apart, on a part of its multiprocessors. A lattice is a region with `record.LEAST` or more rows
+that were drawn uniformly, or are those of fewest steps where few were met so. Rows a second are those of runs that
+measured only, over the middle half of each. The drift is the largest median, of classes of times above 50 µs, by which
+two runs differ. Updates evaluation/results/tile_data.json, run `record`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import typer
 import kcg.data
 from evaluation.dataset.record import FROZEN, LEAST
 from evaluation.rows import rounded, this_command
+from kcg.campaign.sampling import REST
 from kcg.cli import record_results, run_script
 from kcg.dataset.choices import UNIFORM
 from kcg.dataset.noise import RETIMED
@@ -26,10 +29,11 @@ from kcg.dataset.stats import stats
 from kcg.types import ScheduleKind, Status
 
 OUT = Path(__file__).parents[1] / "results" / "tile_data.json"
+H200 = "NVIDIA H200"
 LONG_S = 50e-6  # from here on timings of two machines are compared
 COLUMNS = [
     "family", "status", "schedule_kind", "schedule_body", "sampler", "region_id", "n_kernels", "n_samples", "trial",
-    "median_s", "cache_state", "variables",
+    "median_s", "cache_state", "variables", "target",
 ]  # fmt: skip
 
 
@@ -42,6 +46,15 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         if pa.types.is_dictionary(field.type):
             table = table.set_column(place, field.name, table[field.name].cast(field.type.value_type))
     rows = [row for row in table.to_pylist() if not row["trial"] and row["sampler"] != RETIMED]
+    targets = data.export.targets()
+    most = max(one.cores for one in targets.values())
+    parts = {name for name, one in targets.items() if one.cores < most}
+    fewer = {
+        (row["region_id"], str(row["variables"]), row["schedule_body"])
+        for row in rows
+        if row["target"] in parts and row["status"] == Status.OK and row["schedule_kind"] == ScheduleKind.TILE
+    }
+    rows = [row for row in rows if row["target"] not in parts]
     statuses: dict[str, int] = {}
     tiles: dict[tuple[str, ...], dict[str, Any]] = {}
     opts = 0
@@ -53,9 +66,10 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         statuses[row["status"]] = statuses.get(row["status"], 0) + 1
         if row["status"] == Status.OK:
             tiles.setdefault((row["region_id"], str(row["variables"]), row["schedule_body"]), row)
-    uniform: dict[str, int] = {}
+    uniform, drawn = dict[str, int](), dict[str, int]()
     for (region, _, _), row in tiles.items():
         uniform[region] = uniform.get(region, 0) + (row["sampler"] == UNIFORM)
+        drawn[region] = drawn.get(region, 0) + (row["sampler"] in (UNIFORM, REST))
     regions = {region for region, _, _ in tiles}
     classes = _classes(data, regions)
     counted, runs = stats(data.export), data.export.runs()
@@ -73,7 +87,10 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         "regions_of_several": len({row["region_id"] for row in tiles.values() if row["n_kernels"] > 1}),
         "shape_classes": len(classes),
         "families": len({row["family"] for row in tiles.values() if row["family"]}),
-        "lattices": sum(count >= LEAST for count in uniform.values()),
+        "lattices": sum(count >= LEAST for count in drawn.values()),
+        "fewer_multiprocessors_rows": len(fewer),
+        "h200_rows": len(tiles) if all(one.model.startswith(H200) for one in targets.values()) else 0,
+        "drift_median": rounded(max((one.median for one in drift), default=0.0)),
         "rows_per_s": _pace({run: counted.runs[run] for run in paces}, paces),
         "samples_min": min((row["n_samples"] for row in tiles.values()), default=0),
     }
@@ -84,6 +101,8 @@ def figures(data: kcg.data.Data) -> tuple[dict[str, Any], dict[str, Any]]:
         "one_sample": sum(row["n_samples"] < 3 for row in tiles.values()),
         "frozen_rows": sum(row["family"] in FROZEN for row in tiles.values()),
         "rows_per_s_of_runs": {runs[run].command: rounded(pace) for run, pace in paces.items()},
+        "lattices_drawn_uniformly": sum(count >= LEAST for count in uniform.values()),
+        "fewer_multiprocessors": sorted(targets[name].cores for name in parts),
         "drift": {str(one.shorter_than_s): rounded(one.median) for one in drift},
     }
     return entry, headline

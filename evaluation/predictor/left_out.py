@@ -39,7 +39,7 @@ from kcg.dataset.sources import place_of
 from kcg.dataset.splits import PARTS, TRAIN, VALIDATION
 from kcg.errors import DataError
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
-from kcg.predictor.ensemble import averaged, outputs_by
+from kcg.predictor.ensemble import averaged, outputs_by, trusting
 from kcg.predictor.features import Array, operations_of
 from kcg.predictor.metrics import COVERAGE, Floors, floors_of, kernel_scores
 from kcg.predictor.training_data import TrainingData, load
@@ -119,7 +119,8 @@ def train(
         )  # fmt: skip
         about = calibrated(about, nets, mine, floors)
         save(Checkpoint(about, tuple(net.network() for net in nets)), checkpoint_of(out, part))
-        typer.echo(f"{checkpoint_of(out, part)}: {json.dumps({k: rounded(v) for k, v in about.metrics.items()})}")
+        reached = json.dumps({name: rounded(value) for name, value in about.metrics.items()})
+        typer.echo(f"{checkpoint_of(out, part)}: trust {about.trust}, {reached}")
 
 
 def left_out_by(folder: Path) -> list[tuple[Checkpoint, frozenset[str]]]:
@@ -146,7 +147,8 @@ def judge(
         if frozen and place:
             break
         rows = np.flatnonzero(np.isin(families, FROZEN if frozen else sorted(never)))
-        found = averaged(outputs_by(checkpoint.nets, data, rows), checkpoint.about.spread_scale)
+        outputs = trusting(outputs_by(checkpoint.nets, data, rows), data.base[rows], checkpoint.about.trust)
+        found = averaged(outputs, checkpoint.about.spread_scale)
         for name, values in said.items():
             values[rows] = found[name]
         asked[rows] = True

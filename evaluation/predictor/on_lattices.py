@@ -1,4 +1,5 @@
-"""What a choice is worth on lattices: regions of which 300 programs that were drawn uniformly are all timed.
+"""What a choice is worth on lattices: regions of which 300 programs are all timed, drawn uniformly, or those of fewest
+steps where few were met so.
 
     python -m evaluation.predictor.on_lattices datasets/h200-tiles
     python -m evaluation.predictor.on_lattices datasets/h200-tiles --learned FOLDER   # of evaluation.predictor.left_out
@@ -38,6 +39,7 @@ from evaluation.dataset.record import FROZEN, LEAST, group_of
 from evaluation.predictor.intervals import ratio_interval
 from evaluation.predictor.left_out import left_out_by
 from evaluation.rows import rounded, this_command
+from kcg.campaign.sampling import REST
 from kcg.cli import record_results, run_script
 from kcg.dataset.choices import UNIFORM
 from kcg.dataset.noise import RETIMED
@@ -82,7 +84,7 @@ def lattices_of(export: Export, *, least: int = LEAST) -> list[Lattice]:
             continue
         if row.sampler == RETIMED:
             again[row.region_id, row.target, row.schedule].append(row.median_s)
-        elif row.sampler == UNIFORM and not row.trial:
+        elif row.sampler in (UNIFORM, REST) and not row.trial:
             first[row.region_id, row.target][row.schedule] = row.median_s
     regions, targets, families = export.regions(), export.targets(), families_of(export.workloads())
     found = []

@@ -38,6 +38,7 @@ class About:
     settings: dict[str, Any] = field(default_factory=dict)  # of the training
     dirty: bool | None = None  # whether the code differed from its revision; None: written before that was kept
     since: str = ""  # what was done to it after its training, and by which revision
+    trust: float = 1.0  # how much counts of what networks say against their kind's formula: chosen on validation
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def _about(given: dict[str, Any]) -> About:
     check_about(about, about.since, *about.operations, *(target["fingerprint"] for target in about.targets))
     if not (isinstance(about.spread_scale, int | float) and 0 < about.spread_scale < math.inf):
         raise ValueError(f"errors that are multiplied by {about.spread_scale!r}")
+    if not (isinstance(about.trust, int | float) and 0 <= about.trust <= 1):
+        raise ValueError(f"networks that are trusted by {about.trust!r}")
     return about
 
 

@@ -16,7 +16,7 @@ from kcg.errors import DataError, ScheduleError
 from kcg.kernel.kinds import HasCost, SeenAsPlans
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.cost import CANNOT_JUDGE, USUAL_FAILURES, blaming
-from kcg.predictor.ensemble import Ensemble, averaged
+from kcg.predictor.ensemble import Ensemble, averaged, trusting
 from kcg.predictor.features import Array, graphs_of_plans, kernel_features, operations_of, target_features, widths_of
 from kcg.predictor.interface import Judge
 from kcg.predictor.learned import IMPOSSIBLE, KERNELS_KEPT, MOST_LOG_S, NEVER_SEEN, ROWS
@@ -73,7 +73,8 @@ class PlanPredictor:
                 graphs_of_plans(plans), np.tile(kernel_x, shape), np.tile(target_features(space.target), shape)
             )
             with np.errstate(all="ignore"):  # weights may be anything
-                averages = averaged(outputs, self.checkpoint.about.spread_scale)
+                about = self.checkpoint.about
+                averages = averaged(trusting(outputs, np.zeros(len(plans)), about.trust), about.spread_scale)
                 mean = averages["rank"] + np.array([plan.log_s for plan in plans])
                 sigma = np.exp(averages["log_sigma"])
             if is_strange or space.target.fingerprint not in self._known_targets:

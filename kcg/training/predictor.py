@@ -30,10 +30,10 @@ from kcg.errors import DataError, DeviceError, UnknownName, UsageError
 from kcg.files import read_limited, write_whole
 from kcg.measure.device_info import usable_cores
 from kcg.predictor.checkpoint import About, Checkpoint, save
-from kcg.predictor.ensemble import averaged
-from kcg.predictor.features import FEATURES_VERSION, operations_of, widths_of
+from kcg.predictor.ensemble import Outputs, averaged, trusting
+from kcg.predictor.features import FEATURES_VERSION, Array, operations_of, widths_of
 from kcg.predictor.header import MOST_BYTES
-from kcg.predictor.metrics import Floors, floors_of
+from kcg.predictor.metrics import Floors, floors_of, score_of
 from kcg.predictor.network import MOST_HIDDEN, MOST_LAYERS, shapes
 from kcg.predictor.tracking import Tracker, Tracking
 from kcg.predictor.training_data import TrainingData, load, words_of
@@ -316,9 +316,25 @@ def calibrated(about: About, nets: Sequence[Net], data: TrainingData, floors: Fl
     if not len(index):
         return replace(about, spread_scale=1.0, metrics={})
     outputs = outputs_of(nets, data, index, device=device)
+    if data.formula is not None:
+        trust = trust_of(outputs, data, index, floors)
+        outputs, about = trusting(outputs, data.base[index], trust), replace(about, trust=trust)
     scale = spread_scale(averaged(outputs), data.log_s[index])
     metrics = judge(data, averaged(outputs, scale), index, floors)
     return replace(about, spread_scale=scale, metrics={k: v for k, v in metrics.items() if math.isfinite(v)})
+
+
+TRUSTS = (0.25, 0.5, 0.75, 1.0)
+
+
+def trust_of(outputs: Outputs, data: TrainingData, index: Array, floors: Floors) -> float:
+    """How much of what networks say against the formula orders the validation part best, by `score_of`."""
+
+    def score(trust: float) -> float:
+        found = averaged(trusting(outputs, data.base[index], trust))
+        return score_of(judge(data, found, index, floors))
+
+    return max(TRUSTS, key=score)
 
 
 def _claim(out: Path, settings: TrainingSettings, data: TrainingData) -> None:
