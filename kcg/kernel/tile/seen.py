@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -128,7 +129,7 @@ class _Look:
     # nodes
 
     def _moved(self, access: Access, is_store: bool) -> _Moved:
-        steps, ranges = access.steps or {}, set(access.address.ranges)
+        steps, ranges = access.steps or {}, _address(access.address).ranges
         block, run, held = 1.0, 1, set[UOp]()
         for along, size in self.plan.blocks_along:
             held.update(along)
@@ -165,8 +166,9 @@ class _Look:
         way, eviction = self._ways.get(one.access.node, ("", ""))
         return (
             one.is_store, one.itemsize / 4, _log(one.block), _log(one.run), _log(one.reached), _log(one.apart),
-            _log(one.width), _log(one.waste), len(one.access.gates), _divisions(one.access),
-            len(one.access.address.ranges), one.access.steps is None, _log(one.access.buffer.size), way == Way.TMA,
+            _log(one.width), _log(one.waste), len(one.access.gates),
+            _address(one.access.address).divisions, len(_address(one.access.address).ranges),
+            one.access.steps is None, _log(one.access.buffer.size), way == Way.TMA,
             way == Way.COPY,
             eviction == "evict_first", eviction == "evict_last", _log(one.block / self.threads),
             self._share(moved / (self.figures.l2_bytes * self.target.cores)),
@@ -175,7 +177,8 @@ class _Look:
 
     def _edge(self, axis: tuple[Sequence[UOp], int], one: _Moved) -> tuple[float, ...]:
         ranges, size = axis
-        reached = [each for each in ranges if each in one.access.address.ranges]
+        inside = _address(one.access.address).ranges
+        reached = [each for each in ranges if each in inside]
         stride = abs((one.access.steps or {}).get(ranges[-1], 0)) if ranges else 0
         total = math.prod(map(extent, reached))
         return (
@@ -251,7 +254,7 @@ class _Look:
             _log(max((one.waste for one in loads if one.block > 1), default=1.0)),
             _log(max((one.waste for one in stores), default=1.0)),
             _log(min((one.run * one.itemsize for one in loads), default=1e6)),
-            sum(len(one.access.gates) for one in loads), sum(_divisions(one.access) for one in loads),
+            sum(len(one.access.gates) for one in loads), sum(_address(one.access.address).divisions for one in loads),
             sum(one.access.steps is None for one in loads),
             _log(max((one.block for one in loads), default=0.0) / self.threads),
             *map(_count, counts[:4]), _log(plan.elements / self.threads), _log(plan.elements),
@@ -267,34 +270,39 @@ def _filled(values: Sequence[float], count: int) -> tuple[float, ...]:
 def _rows(rows: Iterable[Sequence[float]], names: Sequence[str]) -> Array:
     """(n, features) float32; never infinite, never NaN."""
     made = np.array(list(rows), np.float32).reshape(-1, len(names))
-    return np.nan_to_num(made, copy=False, nan=0.0, posinf=64.0, neginf=-64.0)
+    return made if np.isfinite(made).all() else np.nan_to_num(made, nan=0.0, posinf=64.0, neginf=-64.0)
 
 
-_operations_of: dict[UOp, tuple[int, ...]] = {}
-KEPT: Final = 4096
+KEPT: Final = 4096  # addresses and values, whose numbers no program changes
+
+
+@dataclass(frozen=True)
+class _Address:
+    ranges: frozenset[UOp]
+    divisions: int  # that computing it takes
+
+
+@lru_cache(KEPT)
+def _address(address: UOp) -> _Address:
+    return _Address(frozenset(address.ranges), sum(map(_divides, address.toposort())))
 
 
 def _operations(stored: Stored) -> tuple[int, ...]:
     """Simple operations, functions, reductions, selections and divisions of what is stored."""
-    if (known := _operations_of.get(stored.value)) is None:
-        nodes = list(stored.value.toposort())
-        known = (
-            sum(one.op in GroupOp.ALU for one in nodes),
-            sum(one.op in SPECIAL for one in nodes),
-            sum(one.op is Ops.REDUCE for one in nodes),
-            sum(one.op is Ops.WHERE for one in nodes),
-            sum(_divides(one) for one in nodes),
-        )
-        if len(_operations_of) >= KEPT:
-            _operations_of.clear()
-        _operations_of[stored.value] = known
-    return known
+    return _operations_of(stored.value)
+
+
+@lru_cache(KEPT)
+def _operations_of(value: UOp) -> tuple[int, ...]:
+    nodes = list(value.toposort())
+    return (
+        sum(one.op in GroupOp.ALU for one in nodes),
+        sum(one.op in SPECIAL for one in nodes),
+        sum(one.op is Ops.REDUCE for one in nodes),
+        sum(one.op is Ops.WHERE for one in nodes),
+        sum(_divides(one) for one in nodes),
+    )
 
 
 def _divides(node: UOp) -> bool:
     return node.op.name in ("FLOORDIV", "FLOORMOD", "CDIV", "CMOD")
-
-
-def _divisions(access: Access) -> int:
-    """Divisions that an address takes."""
-    return sum(map(_divides, access.address.toposort()))
