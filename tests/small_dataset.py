@@ -13,12 +13,13 @@ from kcg.measure.protocol import PROTOCOL
 from kcg.types import Workload
 
 H200 = Path(__file__).parent.parent / "datasets" / "h200"
+TILES = H200.parent / "h200-tiles"
 PER_KERNEL = 24
 
 
-def small_dataset(folder: Path, *, families: dict[str, int], seed: int = 0) -> Path:
-    """An export with so many kernels of each family, up to `PER_KERNEL` rows each; its folder."""
-    whole = read_export(H200)
+def small_dataset(folder: Path, *, families: dict[str, int], seed: int = 0, of: Path = H200) -> Path:
+    """An export with so many kernels, or regions, of each family, up to `PER_KERNEL` rows each; its folder."""
+    whole = read_export(of)
     rng = random.Random(seed)
     kept: list[Workload] = []
     left = dict(families)

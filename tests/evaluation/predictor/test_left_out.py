@@ -1,0 +1,46 @@
+"""Families are left out of training, and figures are of what networks say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluation.dataset.record import FROZEN
+from evaluation.predictor.left_out import average_precision, figures_of, parts_of, trained_without
+from kcg.dataset.splits import PARTS, TRAIN, VALIDATION
+from kcg.predictor.metrics import Floors
+from kcg.predictor.training_data import TrainingData, load
+from kcg.types import ScheduleKind
+from tests.small_dataset import TILES, small_dataset
+
+FAMILIES = {"norms": 4, "softmax": 4, "bert": 4, "flux": 3, "whisper": 2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> TrainingData:
+    folder = small_dataset(tmp_path_factory.mktemp("tiles"), families=FAMILIES, of=TILES)
+    return load(folder, kind=ScheduleKind.TILE, cache=tmp_path_factory.mktemp("cache"), workers=1)
+
+
+def test_each_family_is_left_out_once_and_the_frozen_ones_always(data: TrainingData) -> None:
+    parts = parts_of(data.families, 2)
+    assert set(parts) == set(FAMILIES) - set(FROZEN) and set(parts.values()) == {0, 1}
+    for part in (0, 1):
+        mine = trained_without(data, parts, part)
+        families = {mine.families[k] for k in mine.kernel}
+        assert families == {name for name, own in parts.items() if own != part}
+        roles = {PARTS[mine.parts[k, 0]] for k in mine.kernel}
+        assert roles == {TRAIN, VALIDATION}
+
+
+def test_figures_are_those_of_what_was_told(data: TrainingData) -> None:
+    floors = Floors()
+    nothing = {"log_sigma": np.zeros(len(data)), "failure": np.zeros(len(data))}
+    right = figures_of(data, {"rank": data.log_s, **nothing}, floors)
+    assert right["pairwise_uniform"] == right["pairwise_near_best"] == 1.0 and right["coverage_50"] == 1.0
+    formula = figures_of(data, {"rank": data.base, **nothing}, floors)
+    assert formula["pairwise_uniform"] == formula["analytic_pairwise_uniform"] < 1.0
+    wrong = figures_of(data, {"rank": -data.log_s, **nothing}, floors)
+    assert wrong["pairwise_uniform"] == 0.0
+    assert average_precision(np.array([3.0, 2.0, 1.0]), np.array([True, False, True])) == pytest.approx(5 / 6, abs=1e-4)
+    assert average_precision(np.zeros(2), np.zeros(2, bool)) is None
