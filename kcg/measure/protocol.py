@@ -11,7 +11,9 @@ reason (large matmuls run at it by nature).
 
 A change of any of this is a new version, never a silent one. Poisoning and looking are outside of what the clock sees:
 `evaluation/measure/watched_timing.py` compares the medians with and without, which differ by no more than noise, so the
-version stayed 1. How many samples a search takes is no part of it: rows of one are marked, and no figure is.
+version stayed 1. So it did when kernels of CUDA came to be timed behind a busy device, with a constant for what a lone
+launch takes beside them (`kcg.compat.programs.ALONE_S`), which is in what two events tell. How many samples a search
+takes is no part of it: rows of one are marked, and no figure is.
 """
 
 from __future__ import annotations
