@@ -2,12 +2,15 @@
 
     python -m evaluation.dataset.record source SOURCE.sqlite           # captures: no GPU; 6 minutes of a core
     python -m evaluation.dataset.record lattices SOURCE.sqlite LATTICES.sqlite
-    python -m kcg.dataset generate --from SOURCE.sqlite --kinds tile --kernels-per-family 16 \\
-        --schedules-per-kernel 16 --out tiles.sqlite                   # on the GPU, or on two; the same command goes on
-    python -m kcg.dataset generate --from LATTICES.sqlite --kinds tile --samplers uniform \\
-        --schedules-per-kernel 300 --out lattices.sqlite
+    python -m kcg.dataset generate --from SOURCE.sqlite --kinds tile --kernels-per-family 28 \
+        --schedules-per-kernel 16 --shard 1/4 --out tiles1.sqlite      # on each of four GPUs; the same command goes on
+    KCG_MULTIPROCESSORS=80 python -m kcg.dataset generate --from SOURCE.sqlite --kinds tile --kernels-per-family 8 \
+        --schedules-per-kernel 12 --shard 1/4 --out few1.sqlite
+    python -m kcg.dataset generate --compile-only --target h200 --from LATTICES.sqlite --kinds tile --samplers uniform \
+        --schedules-per-kernel 300 --out lattices.sqlite               # where there is no GPU: 2 to 3 a second and core
+    python -m kcg.dataset generate --measure-only --out lattices.sqlite
     python -m kcg.dataset retime lattices.sqlite --best 10 --trials 3
-    python -m kcg.dataset merge tiles.sqlite lattices.sqlite --out recorded.sqlite
+    python -m kcg.dataset merge tiles*.sqlite lattices.sqlite few*.sqlite --out recorded.sqlite
 
 Workloads are of every family that kcg has, in the sizes and types of real models. Nothing is ever chosen on `FROZEN`. A
 lattice is a region with 300 programs drawn uniformly, of six groups; its fastest ten are timed again in turns, since
