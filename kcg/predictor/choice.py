@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.errors import DataError, UsageError
 from kcg.predictor.header import read_tensors
 from kcg.predictor.interface import Judge
-from kcg.types import Prediction, Schedule, Target
+from kcg.types import Prediction, Schedule, ScheduleKind, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -76,7 +76,8 @@ def preload(choice: str, device: str, renderer: str) -> None:
 
 
 def choose_predictor(choice: str, target: Target) -> Predictor:
-    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does.
+    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does. A
+    checkpoint of what is seen as plans judges these, beside what `auto` is.
 
     Raises DataError where a checkpoint cannot be used.
     """
@@ -87,9 +88,40 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
     from kcg.predictor.checkpoint import read
     from kcg.predictor.learned import LearnedPredictor
 
-    found = LearnedPredictor(read(path))
+    kept = read(path)
+    if kept.nets[0].settings.kind != ScheduleKind.OPTS:
+        from kcg.predictor.plans import PlanPredictor
+
+        return Beside(choose_predictor(AUTO, target), PlanPredictor(kept))
+    found = LearnedPredictor(kept)
     found.of_plans = plans_for
     return found
+
+
+class Beside:
+    """A predictor, and beside it another one of what is seen as plans."""
+
+    def __init__(self, usual: Predictor, plans: PlanPredictor) -> None:
+        self._usual, self._plans = usual, plans
+        self.name = f"{usual.name}, {plans.name}"
+
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """See `Predictor`."""
+        return self._usual.predict(space, schedules)
+
+    def of(self, space: Space) -> Judge:
+        """See `Predictor`."""
+        return self._usual.of(space)
+
+    def of_plans(self, target: Target) -> PlanPredictor:
+        """The other one, of any target."""
+        return self._plans
+
+
+def _is_of_plans(path: Path) -> bool:
+    """Whether a checkpoint is of what is seen as plans, off its header alone."""
+    nets = read_tensors(path, "checkpoint", header_only=True)[0].get("nets") or [{}]
+    return str(nets[0].get("kind", ScheduleKind.OPTS)) != ScheduleKind.OPTS
 
 
 def _path_of(choice: str, target: Target) -> Path | None:
@@ -107,7 +139,9 @@ def deferred(choice: str, target: Target) -> Predictor:
     """As `kept_predictor`, but a checkpoint is read when it is first asked: that takes tenths of a second, and who has
     others search may never ask. Raises DataError where it cannot be used, then at last."""
     path = _path_of(choice, target)
-    return kept_predictor(choice, target) if path is None else _Unread(choice, target, path)
+    if path is None or _is_of_plans(path):
+        return kept_predictor(choice, target)
+    return _Unread(choice, target, path)
 
 
 @functools.lru_cache(4)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kcg.errors import ScheduleError
+from kcg.errors import DataError, ScheduleError
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.ensemble import Ensemble, averaged
@@ -25,7 +25,7 @@ from kcg.predictor.features import (
     target_features,
 )
 from kcg.predictor.interface import Judge, Predictor
-from kcg.types import Prediction, Schedule, Target
+from kcg.types import Prediction, Schedule, ScheduleKind, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -45,7 +45,10 @@ class LearnedPredictor:
     """What a checkpoint predicts. Deterministic; the order in which schedules are asked does not matter."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Raises DataError where networks of the checkpoint compare candidates, which only training can ask."""
+        """Raises DataError where networks of the checkpoint compare candidates, which only training can ask, or are of
+        other schedules than Opts."""
+        if (kind := checkpoint.nets[0].settings.kind) != ScheduleKind.OPTS:
+            raise DataError(f"{checkpoint.about.name} is of schedules of kind {kind}: here one of Opts is needed")
         self.checkpoint = checkpoint
         self.name = checkpoint.about.name
         self._ensemble = Ensemble(checkpoint.nets)

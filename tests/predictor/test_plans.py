@@ -14,8 +14,10 @@ from kcg.errors import DataError
 from kcg.kernel.kinds import SeenAsPlans, kind_named
 from kcg.kernel.tile.seen import WORDS
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
+from kcg.predictor.choice import AUTO, choose_predictor, deferred, kept_predictor
 from kcg.predictor.cost import KnownCost, guiding
 from kcg.predictor.features import graphs_of_plans, kernel_features, operations_of, target_features, widths_of
+from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.network import NetSettings, Network, shapes
 from kcg.predictor.plans import PlanPredictor
 from kcg.predictor.stacked import Stacked
@@ -118,6 +120,8 @@ def test_networks_that_were_told_something_else_are_refused_with_the_way_out() -
     space = space_named("tile")
     with pytest.raises(DataError, match="train it again with this kcg"):
         PlanPredictor(Checkpoint(_plain().about, (other,))).predict(space, [space.start()])
+    with pytest.raises(DataError, match="one of Opts is needed"):
+        LearnedPredictor(_plain())
     with pytest.raises(ValueError, match="told of"):
         shapes(replace(SETTINGS, widths=(1, 2)))
 
@@ -135,6 +139,18 @@ def test_whoever_has_learned_of_plans_is_asked_about_them_and_nothing_else() -> 
     assert isinstance(guiding(tile, Usual(None)), KnownCost)  # type: ignore[arg-type]
     assert guiding(opts, usual := Usual(learned)) is usual  # type: ignore[arg-type,comparison-overlap]
     assert isinstance(guiding(tile, None), KnownCost)
+
+
+def test_a_checkpoint_of_plans_is_used_beside_what_comes_with_kcg(tmp_path: Path) -> None:
+    path = tmp_path / "plans.safetensors"
+    save(checkpoint(), path)
+    usual, tile, opts = kept_predictor(AUTO, SM_90), space_named("tile")._space, space_named("opts")  # type: ignore[attr-defined]
+    for chosen in (choose_predictor(str(path), SM_90), deferred(str(path), SM_90)):
+        assert chosen.name == f"{usual.name}, plans"
+        assert isinstance(guiding(tile, chosen), PlanPredictor) and guiding(opts, chosen) is chosen
+        assert chosen.predict(opts, [opts.start()]) == usual.predict(opts, [opts.start()])
+        assert chosen.of(opts).predict([opts.start()]) == usual.of(opts).predict([opts.start()])
+    assert isinstance(guiding(tile, deferred(AUTO, SM_90)), KnownCost), "nothing comes with kcg yet"
 
 
 def test_only_kinds_that_show_plans_have_words() -> None:
