@@ -16,7 +16,7 @@ from typing import Any
 from kcg.errors import DataError
 from kcg.predictor.features import FEATURES_VERSION, Array
 from kcg.predictor.header import FORMAT, as_stored, check_header, read_tensors, save_tensors
-from kcg.predictor.network import NetSettings, Network, checked, shapes
+from kcg.predictor.network import NetSettings, Network, checked, settings_of, shapes
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def read(path: Path) -> Checkpoint:
     header, tensors = read_tensors(path, "checkpoint")
     check_header(path, header)
     try:
-        nets = tuple(_net(_settings(dict(s)), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
+        nets = tuple(_net(settings_of(s), tensors, f"net{i}.") for i, s in enumerate(header["nets"]))
         found = Checkpoint(_about(dict(header["about"])), nets)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} does not hold what it says ({str(error).splitlines()[0]}): train it again") from error
@@ -105,10 +105,6 @@ def check_about(about: Any, *words: object) -> None:
         raise ValueError("metrics or settings without names")
     if not isinstance(about.dirty, bool | None):
         raise ValueError(f"code that is {about.dirty!r}")
-
-
-def _settings(given: dict[str, Any]) -> NetSettings:
-    return NetSettings(**given | {"widths": tuple(given.get("widths", ()))})
 
 
 def _net(settings: NetSettings, tensors: dict[str, Array], prefix: str) -> Network:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -57,6 +57,11 @@ class NetSettings:
     compare: bool = False  # attention between the candidates of one kernel: an experiment, which guides no search
     kind: str = ScheduleKind.OPTS  # of schedules that it is of
     widths: tuple[int, ...] = ()  # how many numbers it is told of each of `SIZES`, of another kind than Opts
+
+
+def settings_of(given: Mapping[str, Any]) -> NetSettings:
+    """The settings that a file's header holds. Raises TypeError where it holds others."""
+    return NetSettings(**{**given, "widths": tuple(given.get("widths", ()))})
 
 
 @dataclass(frozen=True, eq=False)

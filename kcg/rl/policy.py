@@ -21,7 +21,7 @@ from kcg.kernel.loop_nest import ACTION_FEATURES, AXES_OF_ACTION
 from kcg.predictor.checkpoint import check_about
 from kcg.predictor.features import FEATURES_VERSION, Array, side_by_side
 from kcg.predictor.header import as_stored, read_tensors, save_tensors
-from kcg.predictor.network import NetSettings, Network, Shapes, checked, linear
+from kcg.predictor.network import NetSettings, Network, Shapes, checked, linear, settings_of
 from kcg.predictor.network import shapes as network_shapes
 from kcg.predictor.stacked import Linear, Stacked, one_thread, relu
 from kcg.rl.env import MOST_ACTIONS, KernelScheduleEnv, Reading, Task
@@ -177,7 +177,7 @@ def read_policy(path: Path) -> Policy:
             "shipped one"
         )
     try:
-        settings = NetSettings(**header["trunk"])
+        settings = settings_of(header["trunk"])
         network = PolicyNumbers(settings, checked(tensors, shapes(settings)))
         about = header["about"]
         about["targets"] = tuple(about["targets"])
