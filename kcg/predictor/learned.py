@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kcg.errors import DataError, ScheduleError
-from kcg.predictor.checkpoint import Checkpoint
+from kcg.predictor.checkpoint import About, Checkpoint
 from kcg.predictor.correction import CorrectingKernel
 from kcg.predictor.ensemble import Ensemble, averaged
 from kcg.predictor.features import (
@@ -25,7 +25,7 @@ from kcg.predictor.features import (
     target_features,
 )
 from kcg.predictor.interface import Judge, Predictor
-from kcg.types import Prediction, Schedule, ScheduleKind, Target
+from kcg.types import Prediction, Region, Schedule, ScheduleKind, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -41,6 +41,29 @@ NEVER_SEEN = 1.0
 never showed."""
 
 
+class Shown:
+    """What training showed a checkpoint, and the numbers of the last regions that it was asked about."""
+
+    def __init__(self, about: About) -> None:
+        self._operations, self._targets = frozenset(about.operations), {t["fingerprint"] for t in about.targets}
+        self._regions: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
+
+    def kernel_x(self, region: Region) -> Array:
+        """A region's own numbers."""
+        return self._known(region)[0]
+
+    def is_strange(self, space: Space) -> bool:
+        """Whether training never showed an operation of the region, or the machine."""
+        return self._known(space.region)[1] or space.target.fingerprint not in self._targets
+
+    def _known(self, region: Region) -> tuple[Array, bool]:
+        if region.id not in self._regions:
+            while len(self._regions) >= KERNELS_KEPT:
+                self._regions.popitem(last=False)
+            self._regions[region.id] = kernel_features(region), not operations_of(region) <= self._operations
+        return self._regions[region.id]
+
+
 class LearnedPredictor:
     """What a checkpoint predicts. Deterministic; the order in which schedules are asked does not matter."""
 
@@ -52,9 +75,7 @@ class LearnedPredictor:
         self.checkpoint = checkpoint
         self.name = checkpoint.about.name
         self._ensemble = Ensemble(checkpoint.nets)
-        self._known_operations = frozenset(checkpoint.about.operations)
-        self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
-        self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
+        self._shown = Shown(checkpoint.about)
         self.of_plans: Callable[[Target], Predictor | None] | None = None  # what was learned beside it of plans
         # what is loaded by now stays: walking through its objects, those of torch too then, took a tenth of a search
         gc.freeze()
@@ -95,9 +116,9 @@ class LearnedPredictor:
             refused.append(chance)
         if not places:
             return
-        kernel_x, _ = self._kernel(space)
+        kernel_x = self._shown.kernel_x(space.region)
         mean, sigma, failure, hidden = self.estimate(graphs(encode(nests), space.target), kernel_x, space.target)
-        if self._is_strange(space):
+        if self._shown.is_strange(space):
             sigma = np.maximum(sigma, NEVER_SEEN)
         failure = np.maximum(failure, refused)
         for place, state, *outputs in zip(places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
@@ -113,7 +134,7 @@ class LearnedPredictor:
         mean, sigma, failure, _ = self._estimate(made, kernel_x, target_x, kernel)
         found = []
         for one, *outputs in zip(features, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True):
-            least = NEVER_SEEN if self._is_strange(one.space) else 0.0
+            least = NEVER_SEEN if self._shown.is_strange(one.space) else 0.0
             found.append(Prediction(outputs[0], max(outputs[1], least), max(outputs[2], one.refused)))
         return found
 
@@ -138,17 +159,3 @@ class LearnedPredictor:
             np.where(broken, 1.0, failure),
             hidden,
         )
-
-    def _is_strange(self, space: Space) -> bool:
-        """Whether training never showed an operation of the kernel, or the machine."""
-        return self._kernel(space)[1] or space.target.fingerprint not in self._known_targets
-
-    def _kernel(self, space: Space) -> tuple[Array, bool]:
-        """The kernel's own numbers, and whether it has an operation that training never showed."""
-        region = space.region
-        if region.id not in self._kernels:
-            while len(self._kernels) >= KERNELS_KEPT:
-                self._kernels.popitem(last=False)
-            strange = not operations_of(region) <= self._known_operations
-            self._kernels[region.id] = (kernel_features(region), strange)
-        return self._kernels[region.id]

@@ -6,7 +6,6 @@ region corrects them, as it corrects the formula.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,10 @@ from kcg.kernel.kinds import HasCost, SeenAsPlans
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.cost import CANNOT_JUDGE, USUAL_FAILURES, blaming
 from kcg.predictor.ensemble import Ensemble, averaged, trusting
-from kcg.predictor.features import Array, graphs_of_plans, kernel_features, operations_of, target_features, widths_of
+from kcg.predictor.features import Array, graphs_of_plans, target_features, widths_of
 from kcg.predictor.interface import Judge
-from kcg.predictor.learned import IMPOSSIBLE, KERNELS_KEPT, MOST_LOG_S, NEVER_SEEN, ROWS
-from kcg.types import Prediction, Region, Schedule
+from kcg.predictor.learned import IMPOSSIBLE, MOST_LOG_S, NEVER_SEEN, ROWS, Shown
+from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
@@ -34,9 +33,7 @@ class PlanPredictor:
         self.checkpoint = checkpoint
         self.name = checkpoint.about.name
         self._ensemble = Ensemble(checkpoint.nets)
-        self._known_operations = frozenset(checkpoint.about.operations)
-        self._known_targets = {t["fingerprint"] for t in checkpoint.about.targets}
-        self._kernels: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
+        self._shown = Shown(checkpoint.about)
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         """See `Predictor`. Raises DataError where the space shows other numbers than were learned of."""
@@ -67,8 +64,7 @@ class PlanPredictor:
                 refused.append(max(chance, USUAL_FAILURES))
             if not places:
                 continue
-            kernel_x, is_strange = self._kernel(space.region)
-            shape = len(places), 1
+            kernel_x, shape = self._shown.kernel_x(space.region), (len(places), 1)
             outputs, hidden = self._ensemble(
                 graphs_of_plans(plans), np.tile(kernel_x, shape), np.tile(target_features(space.target), shape)
             )
@@ -77,7 +73,7 @@ class PlanPredictor:
                 averages = averaged(trusting(outputs, np.zeros(len(plans)), about.trust), about.spread_scale)
                 mean = averages["rank"] + np.array([plan.log_s for plan in plans])
                 sigma = np.exp(averages["log_sigma"])
-            if is_strange or space.target.fingerprint not in self._known_targets:
+            if self._shown.is_strange(space):
                 sigma = np.maximum(sigma, NEVER_SEEN)
             failure = np.maximum(1 / (1 + np.exp(-np.clip(averages["failure"], -30, 30))), refused)
             broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
@@ -86,12 +82,3 @@ class PlanPredictor:
             ):
                 found[place], states[place] = IMPOSSIBLE if bad else Prediction(*values), state
         return found, states
-
-    def _kernel(self, region: Region) -> tuple[Array, bool]:
-        """A region's own numbers, and whether it has an operation that training never showed."""
-        if region.id not in self._kernels:
-            while len(self._kernels) >= KERNELS_KEPT:
-                self._kernels.popitem(last=False)
-            strange = not operations_of(region) <= self._known_operations
-            self._kernels[region.id] = (kernel_features(region), strange)
-        return self._kernels[region.id]
