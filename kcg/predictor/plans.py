@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PlanPredictor:
-    """What a checkpoint of plans predicts. Deterministic; what is averages of a schedule depends on no other."""
+    """What a checkpoint of plans predicts. Deterministic; what it says of a schedule depends on no other."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         """Raises DataError where networks of the checkpoint compare candidates, which only training can ask."""
