@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, UsageError
 from kcg.predictor.header import read_tensors
-from kcg.predictor.interface import Judge
+from kcg.predictor.interface import Beside, Judge
 from kcg.types import Prediction, Schedule, ScheduleKind, Target
 
 if TYPE_CHECKING:
     from kcg.kernel.kinds import Space
     from kcg.predictor.interface import Predictor
-    from kcg.predictor.plans import PlanPredictor
 
 AUTO, ROOFLINE = "auto", "roofline"
 SHIPPED = Path(__file__).parent / "checkpoints"
-PLANS = SHIPPED / "plans"  # of what is seen as plans
 
 
 def shipped_path(target: Target) -> Path | None:
@@ -93,29 +91,7 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
         from kcg.predictor.plans import PlanPredictor
 
         return Beside(choose_predictor(AUTO, target), PlanPredictor(kept))
-    found = LearnedPredictor(kept)
-    found.of_plans = plans_for
-    return found
-
-
-class Beside:
-    """A predictor, and beside it another one of what is seen as plans."""
-
-    def __init__(self, usual: Predictor, plans: PlanPredictor) -> None:
-        self._usual, self._plans = usual, plans
-        self.name = f"{usual.name}, {plans.name}"
-
-    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
-        """See `Predictor`."""
-        return self._usual.predict(space, schedules)
-
-    def of(self, space: Space) -> Judge:
-        """See `Predictor`."""
-        return self._usual.of(space)
-
-    def of_plans(self, target: Target) -> PlanPredictor:
-        """The other one, of any target."""
-        return self._plans
+    return LearnedPredictor(kept)
 
 
 def _is_of_plans(path: Path) -> bool:
@@ -144,26 +120,12 @@ def deferred(choice: str, target: Target) -> Predictor:
     return _Unread(choice, target, path)
 
 
-@functools.lru_cache(4)
-def plans_for(target: Target) -> PlanPredictor | None:
-    """What comes with kcg of plans for the target's device: that of its model, or else of another; None where nothing
-    does."""
-    alike = [path for path in sorted(PLANS.glob("*.safetensors")) if _on_kind(path, target)]
-    if not alike:
-        return None
-    from kcg.predictor.checkpoint import read
-    from kcg.predictor.plans import PlanPredictor
-
-    return PlanPredictor(read(next((path for path in alike if is_trained_on(path, target)), alike[0])))
-
-
 class _Unread:
     """What a checkpoint predicts; only its name is known at once."""
 
     def __init__(self, choice: str, target: Target, path: Path) -> None:
         self.name: str = read_tensors(path, "checkpoint", header_only=True)[0]["about"]["name"]
         self._read = functools.partial(kept_predictor, choice, target)
-        self.of_plans = plans_for
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         return self._read().predict(space, schedules)

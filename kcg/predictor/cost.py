@@ -15,7 +15,7 @@ from kcg.errors import ScheduleError
 from kcg.kernel.kinds import HasCost, SeenAsPlans
 from kcg.predictor.correction import CorrectingKernel, Embeds
 from kcg.predictor.features import Array
-from kcg.predictor.interface import Judge
+from kcg.predictor.interface import Beside, Judge
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
@@ -127,7 +127,6 @@ class Blamed:
 def guiding(space: Space, usual: Predictor | None) -> Predictor:
     """What judges the schedules of a space: what was learned of its plans, where that comes with the usual predictor;
     else their cost where it has one, or no other is there; else the usual predictor."""
-    plans = getattr(usual, "of_plans", None)
-    if plans is not None and isinstance(space, SeenAsPlans) and (learned := plans(space.target)) is not None:
-        return cast("Predictor", learned)
+    if isinstance(usual, Beside) and isinstance(space, SeenAsPlans):
+        return usual.plans
     return KnownCost() if usual is None or isinstance(space, HasCost) else usual

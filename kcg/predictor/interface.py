@@ -37,6 +37,22 @@ class Predictor(Protocol):
         ...
 
 
+class Beside:
+    """A predictor, and beside it another one of what is seen as plans."""
+
+    def __init__(self, usual: Predictor, plans: Predictor) -> None:
+        self._usual, self.plans = usual, plans
+        self.name = f"{usual.name}, {plans.name}"
+
+    def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
+        """See `Predictor`."""
+        return self._usual.predict(space, schedules)
+
+    def of(self, space: Space) -> Judge:
+        """See `Predictor`."""
+        return self._usual.of(space)
+
+
 def judge_of(predictor: Predictor, space: Space) -> Judge:
     """What a predictor says of the schedules of a region: of several kernels, what it says of the parts as a sum."""
     return Judge(lambda s: _of_parts(predictor, space, s)) if isinstance(space, HasParts) else predictor.of(space)

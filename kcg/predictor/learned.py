@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from kcg.errors import DataError, ScheduleError
 from kcg.predictor.checkpoint import About, Checkpoint
 from kcg.predictor.correction import CorrectingKernel
-from kcg.predictor.ensemble import Ensemble, averaged
+from kcg.predictor.ensemble import Ensemble, Outputs, averaged
 from kcg.predictor.features import (
     Array,
     Graphs,
@@ -24,7 +24,7 @@ from kcg.predictor.features import (
     side_by_side,
     target_features,
 )
-from kcg.predictor.interface import Judge, Predictor
+from kcg.predictor.interface import Judge
 from kcg.types import Prediction, Region, Schedule, ScheduleKind, Target
 
 if TYPE_CHECKING:
@@ -39,6 +39,21 @@ MOST_LOG_S = 100.0
 NEVER_SEEN = 1.0
 """Least standard deviation, in log-seconds, where the kernel has an operation, or the machine is one, that training
 never showed."""
+
+
+def estimated(outputs: Outputs, scale: float, base: Array | float = 0.0) -> tuple[Array, Array, Array]:
+    """(n,) each: log-seconds above `base`, their standard deviation, and the probability of failure, as networks say
+    together; what is no time is expected to fail."""
+    with np.errstate(all="ignore"):  # weights may be anything
+        found = averaged(outputs, scale)
+        mean, sigma = found["rank"] + base, np.exp(found["log_sigma"])
+    failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
+    broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
+    return (
+        np.where(broken, IMPOSSIBLE.log_runtime, mean),
+        np.where(broken, IMPOSSIBLE.uncertainty, sigma),
+        np.where(broken, IMPOSSIBLE.failure_probability, failure),
+    )
 
 
 class Shown:
@@ -76,7 +91,6 @@ class LearnedPredictor:
         self.name = checkpoint.about.name
         self._ensemble = Ensemble(checkpoint.nets)
         self._shown = Shown(checkpoint.about)
-        self.of_plans: Callable[[Target], Predictor | None] | None = None  # what was learned beside it of plans
         # what is loaded by now stays: walking through its objects, those of torch too then, took a tenth of a search
         gc.freeze()
 
@@ -148,14 +162,4 @@ class LearnedPredictor:
     ) -> tuple[Array, Array, Array, Array]:
         """`estimate` of several kernels: `kernel` (n,) is a place in `kernel_x` and `target_x`."""
         outputs, hidden = self._ensemble(made, kernel_x[kernel], target_x[kernel])
-        with np.errstate(all="ignore"):  # weights may be anything
-            found = averaged(outputs, self.checkpoint.about.spread_scale)
-            mean, sigma = found["rank"], np.exp(found["log_sigma"])
-        failure = 1 / (1 + np.exp(-np.clip(found["failure"], -30, 30)))
-        broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
-        return (
-            np.where(broken, 0.0, mean),
-            np.where(broken, IMPOSSIBLE.uncertainty, sigma),
-            np.where(broken, 1.0, failure),
-            hidden,
-        )
+        return *estimated(outputs, self.checkpoint.about.spread_scale), hidden

@@ -15,10 +15,10 @@ from kcg.errors import DataError, ScheduleError
 from kcg.kernel.kinds import HasCost, SeenAsPlans
 from kcg.predictor.checkpoint import Checkpoint
 from kcg.predictor.cost import CANNOT_JUDGE, USUAL_FAILURES, blaming
-from kcg.predictor.ensemble import Ensemble, averaged, trusting
+from kcg.predictor.ensemble import Ensemble, trusting
 from kcg.predictor.features import Array, graphs_of_plans, target_features, widths_of
 from kcg.predictor.interface import Judge
-from kcg.predictor.learned import IMPOSSIBLE, MOST_LOG_S, NEVER_SEEN, ROWS, Shown
+from kcg.predictor.learned import NEVER_SEEN, ROWS, Shown, estimated
 from kcg.types import Prediction, Schedule
 
 if TYPE_CHECKING:
@@ -68,17 +68,15 @@ class PlanPredictor:
             outputs, hidden = self._ensemble(
                 graphs_of_plans(plans), np.tile(kernel_x, shape), np.tile(target_features(space.target), shape)
             )
-            with np.errstate(all="ignore"):  # weights may be anything
-                about = self.checkpoint.about
-                averages = averaged(trusting(outputs, np.zeros(len(plans)), about.trust), about.spread_scale)
-                mean = averages["rank"] + np.array([plan.log_s for plan in plans])
-                sigma = np.exp(averages["log_sigma"])
+            about = self.checkpoint.about
+            trusted = trusting(outputs, np.zeros(len(plans)), about.trust)
+            base = np.array([plan.log_s for plan in plans])
+            mean, sigma, failure = estimated(trusted, about.spread_scale, base)
             if self._shown.is_strange(space):
                 sigma = np.maximum(sigma, NEVER_SEEN)
-            failure = np.maximum(1 / (1 + np.exp(-np.clip(averages["failure"], -30, 30))), refused)
-            broken = ~((np.abs(mean) < MOST_LOG_S) & np.isfinite(sigma) & np.isfinite(failure))
-            for place, state, bad, *values in zip(
-                places, hidden, broken.tolist(), mean.tolist(), sigma.tolist(), failure.tolist(), strict=True
+            failure = np.maximum(failure, refused)
+            for place, state, *values in zip(
+                places, hidden, mean.tolist(), sigma.tolist(), failure.tolist(), strict=True
             ):
-                found[place], states[place] = IMPOSSIBLE if bad else Prediction(*values), state
+                found[place], states[place] = Prediction(*values), state
         return found, states

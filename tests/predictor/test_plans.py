@@ -17,6 +17,7 @@ from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.choice import AUTO, choose_predictor, deferred, kept_predictor
 from kcg.predictor.cost import KnownCost, guiding
 from kcg.predictor.features import graphs_of_plans, kernel_features, operations_of, target_features, widths_of
+from kcg.predictor.interface import Beside
 from kcg.predictor.learned import LearnedPredictor
 from kcg.predictor.network import NetSettings, Network, shapes
 from kcg.predictor.plans import PlanPredictor
@@ -127,17 +128,13 @@ def test_networks_that_were_told_something_else_are_refused_with_the_way_out() -
 
 
 def test_whoever_has_learned_of_plans_is_asked_about_them_and_nothing_else() -> None:
-    class Usual:
-        name = "usual"
-
-        def __init__(self, plans: object) -> None:
-            self.of_plans = lambda target: plans
-
     learned, tile, opts = PlanPredictor(_plain()), space_named("tile")._space, space_named("opts")  # type: ignore[attr-defined]
     assert isinstance(tile, SeenAsPlans) and not isinstance(opts, SeenAsPlans)
-    assert guiding(tile, Usual(learned)) is learned  # type: ignore[arg-type,comparison-overlap]
-    assert isinstance(guiding(tile, Usual(None)), KnownCost)  # type: ignore[arg-type]
-    assert guiding(opts, usual := Usual(learned)) is usual  # type: ignore[arg-type,comparison-overlap]
+    usual = kept_predictor(AUTO, SM_90)
+    both = Beside(usual, learned)
+    assert guiding(tile, both) is learned
+    assert isinstance(guiding(tile, usual), KnownCost)
+    assert guiding(opts, both) is both
     assert isinstance(guiding(tile, None), KnownCost)
 
 
