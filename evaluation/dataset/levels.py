@@ -20,7 +20,8 @@ from typing import Annotated, Final
 import typer
 
 from kcg.cli import run_script
-from kcg.dataset.journal import Journal, Record
+from kcg.dataset.export import copy
+from kcg.dataset.journal import Journal, Record, Run
 from kcg.errors import UsageError
 from kcg.measure.protocol import PROTOCOL
 from kcg.types import Measurement, Status
@@ -83,24 +84,22 @@ def main(
         records, runs, kernels = list(journal.records(PROTOCOL)), journal.runs(), set(journal.kernels())
         anchors = {run for run, about in runs.items() if about.started >= since or LEVELLED in about.description}
         found = levels(times_of(records, kernels), anchors)
-        first_seen = journal.first_seen()
-        for kernel in journal.kernels().values():
-            made.add_kernel(kernel, workload=first_seen[kernel.id])
-        for region in journal.regions().values():
-            made.add_region(region)
-        for workload in journal.workloads():
-            made.add_workload(workload)
-        made.add_devices_of(journal)
-        for run, about in runs.items():
-            changed = {} if run in anchors or run not in found else {LEVELLED: found[run]}
-            made.add_run(replace(about, description={**about.description, **changed}))
-            if run in found:
-                typer.echo(f"{found[run] * 1e6:7.2f} µs  {about.started}  {about.command[:100]}")
-        for record in records:
+
+        def level(record: Record) -> Record:
             row = record.measurement
-            if is_lone(row, kernels) and (less_s := found.get(row.run_id, 0.0)):
-                row = replace(row, samples_s=tuple(max(one - less_s, one / 10) for one in row.samples_s))
-            made.record(row, recorded_unix_s=record.recorded_unix_s, chosen=record.chosen)
+            if not (is_lone(row, kernels) and (less_s := found.get(row.run_id, 0.0))):
+                return record
+            samples = tuple(max(one - less_s, one / 10) for one in row.samples_s)
+            return replace(record, measurement=replace(row, samples_s=samples))
+
+        def told(about: Run) -> Run:
+            if about.run_id in anchors or about.run_id not in found:
+                return about
+            return replace(about, description={**about.description, LEVELLED: found[about.run_id]})
+
+        copy(journal, made, row=level, run=told)
+        for run in sorted(found, key=lambda run: runs[run].started):
+            typer.echo(f"{found[run] * 1e6:7.2f} µs  {runs[run].started}  {runs[run].command[:100]}")
         lost = {record.measurement.run_id for record in records if is_lone(record.measurement, kernels)} - found.keys()
         for run in sorted(lost):
             typer.echo(f"  not known: {runs[run].started}  {runs[run].command[:100]}")

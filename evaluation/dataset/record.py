@@ -6,8 +6,8 @@
         --schedules-per-kernel 16 --shard 1/4 --out tiles1.sqlite      # on each of four GPUs; the same command goes on
     KCG_MULTIPROCESSORS=80 python -m kcg.dataset generate --from SOURCE.sqlite --kinds tile --kernels-per-family 8 \\
         --schedules-per-kernel 12 --shard 1/4 --out few1.sqlite
-    python -m kcg.dataset generate --compile-only --target h200 --from LATTICES.sqlite --kinds tile --samplers uniform \\
-        --schedules-per-kernel 300 --out lattices.sqlite               # where there is no GPU: 2 to 3 a second and core
+    python -m kcg.dataset generate --compile-only --target h200 --from LATTICES.sqlite --kinds tile \\
+        --samplers uniform --schedules-per-kernel 300 --out lattices.sqlite   # where there is no GPU
     python -m kcg.dataset generate --measure-only --out lattices.sqlite
     python -m kcg.dataset retime lattices.sqlite --best 10 --trials 3
     python -m kcg.dataset merge tiles*.sqlite lattices.sqlite few*.sqlite --out recorded.sqlite

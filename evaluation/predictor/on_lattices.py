@@ -47,7 +47,7 @@ from kcg.dataset.reading import Export, read_export
 from kcg.dataset.sources import place_of
 from kcg.dataset.splits import families_of
 from kcg.errors import UsageError
-from kcg.kernel.kinds import Space, space_of
+from kcg.kernel.kinds import space_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.cost import KnownCost
 from kcg.predictor.interface import Judge
@@ -127,13 +127,8 @@ def random_shares(seconds: Sequence[float]) -> dict[int, float]:
     return found
 
 
-def by_cost(space: Space, schedules: Sequence[Schedule], *, corrected: bool) -> Choose:
-    """The program that the analytic cost expects to be fastest, corrected by what was measured, or not."""
-    return by_judge(KnownCost().of(space), schedules, corrected=corrected)
-
-
 def by_judge(judge: Judge, schedules: Sequence[Schedule], *, corrected: bool) -> Choose:
-    """The same by anything that judges them."""
+    """The program that is expected to be fastest, corrected by what was measured, or not."""
     expected = [one.log_runtime for one in judge.predict(schedules)]
 
     def choose(left: Sequence[int], known: Mapping[int, float]) -> int:

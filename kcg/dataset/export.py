@@ -32,7 +32,7 @@ from kcg.dataset.columns import (
     values_of_regions,
     write_parquet,
 )
-from kcg.dataset.journal import Chosen, Doubt, Journal, Record, values_of, wiring_json
+from kcg.dataset.journal import Chosen, Doubt, Journal, Record, Run, values_of, wiring_json
 from kcg.dataset.reading import (
     CHECKSUMS,
     DOUBTS,
@@ -134,7 +134,7 @@ def merge(paths: Sequence[Path | str], out: Path | str, *, same_target: bool = F
                         _copy_export(read_export(path), joined)
                     continue
                 with Journal.open(path, read_only=True) as source, source.snapshot(), joined.bulk():
-                    _copy(source, joined)
+                    copy(source, joined)
             total = joined.counts()["measurements"]
         part.rename(out)
         sync(out.parent)
@@ -176,7 +176,7 @@ def add(folders: Sequence[Path | str], out: Path | str, *, dirty: bool = False) 
     with Journal.open(out) as joined:
         for path in paths:
             with Journal.open(path, read_only=True) as source, source.snapshot(), joined.bulk():
-                pools += [chosen.pool for chosen in _copy(source, joined, _why_of_run)]
+                pools += [chosen.pool for chosen in copy(source, joined, row=_of_run)]
                 jobs += _add_jobs(source, joined)
     return Added(len(pools), sum(map(is_chosen, pools)), sum(map(is_uniform, pools)), jobs)
 
@@ -191,10 +191,10 @@ def _check_run(path: Path, *, dirty: bool) -> None:
             raise UsageError(f"{path} has a run by code of no revision ({what}): leave it out, or give --dirty")
 
 
-def _why_of_run(record: Record) -> Chosen:
+def _of_run(record: Record) -> Record:
     is_known = record.chosen.pool or record.chosen.probability is not None
     own = record.measurement.sampler == HAND_CODED
-    return record.chosen if is_known or own else replace(record.chosen, pool=UNTOLD)
+    return record if is_known or own else replace(record, chosen=replace(record.chosen, pool=UNTOLD))
 
 
 def _add_jobs(source: Journal, joined: Journal) -> int:
@@ -307,10 +307,14 @@ def _json_lines(value: Any, depth: int) -> str:
     return "{\n" + ",\n".join(entries) + "\n}"
 
 
-def _copy(
-    source: Journal, joined: Journal, why: Callable[[Record], Chosen] = lambda record: record.chosen
+def copy(
+    source: Journal,
+    joined: Journal,
+    *,
+    row: Callable[[Record], Record] = lambda record: record,
+    run: Callable[[Run], Run] = lambda run: run,
 ) -> list[Chosen]:
-    """Copies all but jobs and verdicts; why those rows were measured that are new."""
+    """Copies all but jobs and verdicts, each row and run as it is to be; why those rows were measured that are new."""
     new = list[Chosen]()
     first_seen = source.first_seen()
     for kernel in source.kernels().values():
@@ -320,15 +324,15 @@ def _copy(
     for workload in source.workloads():
         joined.add_workload(workload)
     joined.add_devices_of(source)
-    for run in source.runs().values():
-        joined.add_run(run)
+    for each in source.runs().values():
+        joined.add_run(run(each))
     for ids in itertools.product(source.targets(), source.toolchains()):
         for region_id, declaration in source.lattices(*ids).items():
             joined.add_lattice(region_id, *ids, declaration)
     for protocol in source.protocols():
-        for r in source.records(protocol, doubtful=True):
-            if joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=(chosen := why(r))):
-                new.append(chosen)
+        for r in map(row, source.records(protocol, doubtful=True)):
+            if joined.record(r.measurement, recorded_unix_s=r.recorded_unix_s, chosen=r.chosen):
+                new.append(r.chosen)
     for doubt in source.doubts():
         joined.add_doubt(doubt)
     return new

@@ -13,7 +13,7 @@ import pytest
 from evaluation.predictor.on_lattices import (
     AFTER,
     Lattice,
-    by_cost,
+    by_judge,
     figures_of,
     lattices_of,
     order_by,
@@ -24,6 +24,7 @@ from evaluation.predictor.on_lattices import (
 from kcg.dataset.choices import UNIFORM
 from kcg.dataset.noise import RETIMED
 from kcg.kernel.kinds import HasCost
+from kcg.predictor.cost import KnownCost
 from kcg.types import Measurement, Schedule, Status
 from tests.small_spaces import SM_90, programs, space_named
 
@@ -65,7 +66,7 @@ def test_where_the_cost_is_right_the_first_choice_is_the_best() -> None:
     assert 0 < row["random"]["0"] < row["random"]["4"] < 1
     figures = figures_of([row, {**row, "analytic": dict.fromkeys(map(str, AFTER), 0.25)}])["analytic"]["0"]
     assert figures["share"] == 0.5 and figures["interval"] == [0.25, 1.0] and figures["p10"] < 0.5
-    order = order_by(by_cost(space_named("tile"), found.schedules, corrected=True), found.seconds, 12)
+    order = order_by(by_judge(KnownCost().of(space_named("tile")), found.schedules, corrected=True), found.seconds, 12)
     assert sorted(order) == list(range(12)), "nothing is measured twice"
 
 
