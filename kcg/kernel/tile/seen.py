@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -204,12 +204,10 @@ class _Look:
             )  # fmt: skip
         return found[:MOST_GROUPS]
 
-    @property
+    @cached_property
     def _ways(self) -> dict[UOp, tuple[str, str]]:
-        if "_of_loads" not in self.__dict__:
-            self.__dict__["_of_loads"] = {one.access.node: (one.way, one.eviction) for one in self.plan.loads}
-        found: dict[UOp, tuple[str, str]] = self.__dict__["_of_loads"]
-        return found
+        """How each load comes, and its eviction."""
+        return {one.access.node: (one.way, one.eviction) for one in self.plan.loads}
 
     # the whole
 
