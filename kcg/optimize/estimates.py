@@ -130,12 +130,13 @@ class Estimates:
 
     def _until_judging_fits(self) -> float:
         """How long the search may go on, so that what it found by now is judged in time. On a GPU that goes on beside
-        it, for half of the device's time."""
+        it, for half of the device's time; where regions join it, as long as what it finds can be judged: what saves
+        less a second than what waits to be judged waits too (`Allocator.elsewhere`)."""
         after_s = self._end - self.final_cost_s()
         if self.device.is_cpu:
             return after_s
-        now, spared_s = time.monotonic(), self._least_judging_s()
-        return min(after_s + max(after_s - now, 0.0), self._end - self._model_s() - spared_s)
+        now, latest = time.monotonic(), self._end - self._model_s() - self._least_judging_s()
+        return latest if self.joins else min(after_s + max(after_s - now, 0.0), latest)
 
     def _least_search_s(self) -> float:
         """What the search has in any case, in seconds: the measurements for whose sake it is begun."""
