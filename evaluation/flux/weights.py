@@ -7,13 +7,12 @@ matrix, and the last modulation as shift before scale. diffusers holds them apar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from kcg.workloads.flux import FluxConfig
 
-Array = NDArray[np.float32]
+Array = Any
+"""Of NumPy or PyTorch: what rows can be taken of."""
 
 EMBEDDERS = {"time_in": "timestep_embedder", "vector_in": "text_embedder", "guidance_in": "guidance_embedder"}
 # of a double block, by stream: modulation, what attention projects to, norms of query and key, output, MLP
@@ -41,11 +40,14 @@ def diffusers_state(parameters: Mapping[str, Array], config: FluxConfig) -> dict
         state[f"{theirs}.weight"] = parameters[f"{ours}.scale"]
     for names, ours in _stacked(config):
         for part in PARTS:
-            whole, rows = parameters[f"{ours}.{part}"], np.arange(1, len(names)) * config.hidden
-            state |= {f"{name}.{part}": rows for name, rows in zip(names, np.split(whole, rows), strict=True)}
+            whole, last = parameters[f"{ours}.{part}"], len(names) - 1
+            for place, name in enumerate(names):
+                end = (place + 1) * config.hidden if place < last else len(whole)
+                state[f"{name}.{part}"] = whole[place * config.hidden : end]
     for part in PARTS:
-        shift, scale = np.split(parameters[f"final_layer.adaLN_modulation.1.{part}"], 2)
-        state[f"norm_out.linear.{part}"] = np.concatenate((scale, shift))
+        whole = parameters[f"final_layer.adaLN_modulation.1.{part}"]
+        half = len(whole) // 2  # shift, then scale
+        state[f"norm_out.linear.{part}"] = whole[[*range(half, 2 * half), *range(half)]]
     return state
 
 

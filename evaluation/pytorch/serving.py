@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,12 +36,35 @@ class Prepared:
     profile: Callable[[], str] | None = None
 
 
-def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict[str, Any]], Prepared]) -> None:
-    """Answer commands until standard input ends. The first line is the job that `make_clock` takes."""
+Command = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def answering(opened: Callable[[dict[str, Any]], Mapping[str, Command]]) -> None:
+    """Answer commands until standard input ends. The first line is the job: `opened` gets it and gives the commands, by
+    what an order has as `do`."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-    clock = make_clock(json.loads(sys.stdin.readline()))
+    commands = opened(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            answer = commands[order["do"]](order)
+        except Exception as error:  # a library's own kinds: each is what became of this contender
+            if os.environ.get("KCG_TRACEBACK"):
+                sys.excepthook(*sys.exc_info())
+            answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict[str, Any]], Prepared]) -> None:
+    """Answer commands until standard input ends. The first line is the job that `make_clock` takes."""
+    answering(lambda job: commands_of(make_clock(job), prepare))
+
+
+def commands_of(clock: Clock, prepare: Callable[[dict[str, Any]], Prepared]) -> Mapping[str, Command]:
+    """What is answered of one case at a time."""
     state: dict[str, Any] = {}
 
     def prepared(case: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +101,7 @@ def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict
         make = state["ready"].profile
         return {"text": make() if make is not None else ""}
 
-    done = {
+    return {
         "prepare": prepared,
         "canary": canary,
         "begin": begin,
@@ -86,16 +109,6 @@ def serve(make_clock: Callable[[dict[str, Any]], Clock], prepare: Callable[[dict
         "readings": readings,
         "profile": profile,
     }
-    for line in sys.stdin:
-        order = json.loads(line)
-        try:
-            answer = done[order["do"]](order)
-        except Exception as error:  # a library's own kinds: each is what became of this contender
-            if os.environ.get("KCG_TRACEBACK"):
-                sys.excepthook(*sys.exc_info())
-            answer = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
 
 
 def _die_with(parent: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import struct
@@ -141,6 +142,34 @@ def device_seconds(device: str, call: Callable[[], object]) -> float:
     call()
     Device[device].synchronize()
     return time.perf_counter() - begin
+
+
+def in_a_row_s(device: str, call: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of so many calls that follow each other: between device events on CUDA, where nobody waits for
+    one before the next is sent off; elsewhere by the host's clock."""
+    if device != "CUDA":
+        return [device_seconds(device, call) for _ in range(count)]
+    import ctypes
+
+    from tinygrad.helpers import init_c_var
+    from tinygrad.runtime.autogen import cuda
+    from tinygrad.runtime.ops_cuda import check
+
+    check(cuda.cuCtxSetCurrent(Device[device].context))
+    events = [init_c_var(cuda.CUevent, lambda x: cuda.cuEventCreate(ctypes.byref(x), 0)) for _ in range(count + 1)]
+    check(cuda.cuEventRecord(events[0], None))
+    for event in events[1:]:
+        call()
+        check(cuda.cuEventRecord(event, None))
+    check(cuda.cuEventSynchronize(events[-1]))
+    seconds = []
+    for begin, end in itertools.pairwise(events):
+        taken = ctypes.c_float()
+        check(cuda.cuEventElapsedTime(ctypes.byref(taken), begin, end))
+        seconds.append(taken.value * 1e-3)
+    for event in events:
+        check(cuda.cuEventDestroy_v2(event))
+    return seconds
 
 
 def clock_of(device: str) -> str:

@@ -1,0 +1,116 @@
+"""What blocks of steps in turns say: times, joules, and how the one stands to the other."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from evaluation.rows import Row, rounded
+
+KCG: Final = "kcg"
+COMPILED: Final = ("default", "max-autotune-no-cudagraphs", "recipe")
+"""Modes of torch.compile, and the public recipe by it."""
+AGREES: Final = 1.1
+"""So many times PyTorch's error against float32 kcg's may be."""
+DRAWS, COVERED = 2_000, 0.95
+
+
+def order_of(names: Sequence[str], turn: int) -> list[str]:
+    """Who runs in this turn, in order: there and back (ABBA), so that a drift hits all alike."""
+    return [*names] if turn % 2 == 0 else [*reversed(names)]
+
+
+def step_s(blocks: Sequence[Row]) -> float:
+    """What a step took, the mean of all of them."""
+    seconds = [s for block in blocks for s in block["seconds"]]
+    return sum(seconds) / len(seconds)
+
+
+def joules(blocks: Sequence[Row]) -> float | None:
+    """What a step used; None where the GPU does not tell."""
+    used = [block["joules"] for block in blocks]
+    return None if any(one is None for one in used) else sum(used) / len(used)
+
+
+def share(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
+    """The share of one's sum of the other's, turn by turn in pairs, and the ends of its 95 % interval: of a bootstrap
+    over turns."""
+    pairs = [*zip(ours, theirs, strict=True)]
+    rng = random.Random(seed)
+
+    def of(some: Sequence[tuple[float, float]]) -> float:
+        return sum(a for a, _ in some) / sum(b for _, b in some)
+
+    drawn = sorted(of(rng.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    cut = int((1 - COVERED) / 2 * DRAWS)
+    return of(pairs), drawn[cut], drawn[-1 - cut]
+
+
+def error_of(output: Path, reference: Path) -> float:
+    """The distance of an output from another one, of its size; infinite where one is not finite."""
+    found, wanted = np.load(output).astype(np.float64), np.load(reference).astype(np.float64)
+    if found.shape != wanted.shape or not np.isfinite(found).all():
+        return math.inf
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def compared(row: Row) -> dict[str, Any]:
+    """What is said of one GPU: of each contender its times, and of kcg its share of each other's, of as many turns."""
+    contenders: Mapping[str, Row] = row["contenders"]
+    said: dict[str, Any] = {}
+    for name, one in contenders.items():
+        if blocks := one.get("blocks"):
+            used = joules(blocks)
+            said[name] = {
+                "step_s": rounded(step_s(blocks)),
+                "joules": None if used is None else rounded(used),
+                "steps": sum(len(block["seconds"]) for block in blocks),
+            }
+    if KCG not in said:
+        return said
+    ours = contenders[KCG]["blocks"]
+    for name in said:
+        theirs = contenders[name]["blocks"]
+        turns = min(len(ours), len(theirs))
+        if name == KCG or turns < 2:
+            continue
+        times = [[sum(block["seconds"]) / len(block["seconds"]) for block in b[:turns]] for b in (ours, theirs)]
+        said[name]["kcg_vs"] = [rounded(one) for one in share(*times)]
+        if said[name]["joules"] and said[KCG]["joules"]:
+            used_both = [[float(block["joules"]) for block in b[:turns]] for b in (ours, theirs)]
+            said[name]["kcg_joules_vs"] = [rounded(one) for one in share(*used_both)]
+    return said
+
+
+def headline_of(preset: str, rows: Mapping[str, Row]) -> dict[str, Any]:
+    """The worst of all GPUs; nothing where no contender of PyTorch's stands beside kcg."""
+    found = [(row, compared(row)) for row in rows.values()]
+    found = [(row, said) for row, said in found if KCG in said and any("kcg_vs" in one for one in said.values())]
+    if not found:
+        return {}
+    made: dict[str, Any] = {f"gpus_{preset}": len(found)}
+
+    def worst(key: str, names: Sequence[str]) -> float | None:
+        """kcg's share of the best of these, on the GPU where it is largest."""
+        each = [[said[name][key][0] for name in names if key in said.get(name, {})] for _, said in found]
+        return None if not all(each) else max(max(one) for one in each)
+
+    everybody = [name for name in found[0][1] if name != KCG and name != "tinygrad"]
+    made[f"step_vs_compile_{preset}"] = worst("kcg_vs", COMPILED)
+    made[f"step_vs_fastest_{preset}"] = worst("kcg_vs", everybody)
+    made[f"joules_vs_compile_{preset}"] = worst("kcg_joules_vs", COMPILED)
+    errors = [{name: one.get("error") for name, one in row["contenders"].items()} for row, _ in found]
+    made[f"outputs_agree_{preset}"] = all(
+        one.get(KCG) is not None and one.get("eager") is not None and one[KCG] <= AGREES * one["eager"]
+        for one in errors
+    )
+    ready = [{name: one.get("ready_s") for name, one in row["contenders"].items()} for row, _ in found]
+    for key, name in ((f"ready_s_{preset}", KCG), (f"compile_ready_s_{preset}", "default")):
+        if all(one.get(name) for one in ready):
+            made[key] = rounded(max(one[name] for one in ready))
+    return {key: value for key, value in made.items() if value is not None}
