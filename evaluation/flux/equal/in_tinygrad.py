@@ -77,9 +77,9 @@ class TinySteps:
 
     def peak_bytes(self) -> int | None:
         """What is allocated now: tinygrad plans the memory of a captured step, so that is its peak."""
-        from tinygrad.helpers import GlobalCounters
+        from kcg.compat.hardware import allocated_bytes
 
-        return int(GlobalCounters.mem_used)
+        return allocated_bytes()
 
     def reference(self) -> NDArray[np.float32]:
         raise NotImplementedError("the float32 run is PyTorch's")
