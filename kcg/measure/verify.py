@@ -537,6 +537,15 @@ class WholeOutput:
         return self._bench.by_slot[slot].dtype
 
 
+@functools.lru_cache(maxsize=16)
+def spread_over(size: int, count: int, *, seed: int) -> NDArray[np.int64]:
+    """Elements of an array of so many, in their order: one is drawn of each of `count` stretches of equal length."""
+    drawn = (np.arange(count) + np.random.default_rng(seed).random(count)) * (size / count)
+    found = np.minimum(drawn.astype(np.int64), size - 1)
+    found.flags.writeable = False  # it is everybody's
+    return found
+
+
 def as_wide(found: StoreValues, reference: StoreValues) -> StoreValues:
     """What a store writes at some points, with errors of at least the share of their bounds that the reference has."""
     if not 0 < found.share < reference.share:
@@ -927,8 +936,7 @@ class CheckedBench(Workbench, Referee):
         info = self.by_slot[slot]
         if info.size <= NAN_SAMPLED:
             return np.zeros(0, np.int64)
-        count = NAN_SAMPLED if info.nbytes <= WHOLE_BELOW_BYTES else POINTS
-        return np.unique(np.random.default_rng(slot).integers(0, info.size, count))
+        return spread_over(info.size, NAN_SAMPLED if info.nbytes <= WHOLE_BELOW_BYTES else POINTS, seed=slot)
 
     def _judge_all(
         self, results: list[_Result], launches: Sequence[Launch], key: tuple[int, str, Variables], place: int | None

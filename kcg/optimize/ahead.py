@@ -35,7 +35,9 @@ from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.kinds import describe
 from kcg.measure import stress
 from kcg.measure.pools import ServiceClosed
+from kcg.optimize import costs
 from kcg.optimize.beside import Beside
+from kcg.optimize.estimates import JUDGED_S
 from kcg.types import RegionResult, Schedule, Status
 
 if TYPE_CHECKING:
@@ -171,6 +173,25 @@ class _Known:
     since: float  # when these became the first ones
 
 
+@dataclass(frozen=True)
+class _InTime:
+    """How long a run waits for what is judged beside its search: no longer than a verdict counts."""
+
+    estimates: Estimates
+
+    def timing_s(self, work: RegionWork) -> float:
+        return self.estimates.timing_s(work)
+
+    def launch_s(self, work: RegionWork, schedule: Schedule) -> float:
+        return self.estimates.launch_s(work, schedule)
+
+    def patience_s(self, expected_s: float) -> float | None:
+        patience_s, late_at = self.estimates.patience_s(expected_s), self.estimates.late_at
+        if patience_s is None or late_at is None:
+            return patience_s
+        return max(min(patience_s, late_at - time.monotonic()), 0.0)
+
+
 class Ahead:
     """Judges what a run has found so far. `judged` gets the results, by `RegionWork.id`, and the incumbent improves."""
 
@@ -185,7 +206,8 @@ class Ahead:
     ) -> None:
         self._device, self._log, self._judged, self._incumbent = device, log, judged, incumbent
         self._view = _View(estimates)
-        self.comparisons = Comparisons(device.bench, estimates, estimates.kept, in_new_child=True)
+        self._beside = not device.is_cpu  # the search, in a thread of its own
+        self.comparisons = Comparisons(device.bench, self._patience, estimates.kept, in_new_child=True)
         self.seen: dict[tuple[str, Schedule], Compared] = {}
         self._judge = Judge(
             device.bench,
@@ -210,7 +232,7 @@ class Ahead:
         self._changed = threading.Event()
         self._error: BaseException | None = None
         self._rate = 0.0  # of what is judged now, beside a search
-        self._beside = not device.is_cpu  # the search, in a thread of its own
+        self._took = costs.Taken()  # beside a search
         self._telling, self._planning = Beside[bool]("kcg-incumbent"), Beside[_Best]("kcg-plans")
         self._thread: threading.Thread | None = None
         if self._beside:  # it opens the device meanwhile, which takes seconds
@@ -222,6 +244,10 @@ class Ahead:
         """What a second of the device is worth to judging beside a search: see `rate_of`."""
         is_at_work = self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
         return self._rate if is_at_work else 0.0
+
+    @property
+    def _patience(self) -> Estimates | _InTime:
+        return _InTime(self._view.estimates) if self._beside else self._view.estimates
 
     # ---- the run's thread ----
 
@@ -239,7 +265,7 @@ class Ahead:
         ids = view.searched if searched is None else frozenset(work.id for work in searched)
         self._view = _View(estimates, needed or view.needed, freshen or view.freshen, ids, time.monotonic())
         self._judged_s = 0.0
-        self.comparisons.go_by(estimates)
+        self.comparisons.go_by(self._patience)
         self._changed.set()
         if self._thread is None and self._beside and not self._ended.is_set():
             self._thread = threading.Thread(target=self._loop, name="kcg-judging", daemon=True)
@@ -346,10 +372,13 @@ class Ahead:
             self._view.freshen(work)
         firsts, now = tuple(work.firsts), work.as_of_now()
         self._tried[work.id] = firsts
+        known, begun = self._known.get(work.id), time.monotonic()
         with self._view.estimates.judging(now):
             row = self._judge.judged(now)
         if row is None:
             return  # the budget was over
+        if self._beside and known is not None:
+            self._took.add(known.judging_s, time.monotonic() - begun)
         row = self._judge.with_offers(now, row, ())
         before = self.rows.get(work.id)
         self._stands(work, row if before is None else better(before, row))
@@ -447,6 +476,9 @@ class Ahead:
                 waits_s += known.judging_s if work.proposed else 0.0
         until = view.estimates.judge_until()
         share = share_until(waits_s, self._log.elapsed_s, None if until is None else until - now)
+        if self._beside and until is not None:  # what cannot end in time would only keep the device from what can
+            slower = self._took.slower(view.estimates.slower, JUDGED_S)
+            found = [lead for lead in found if now + slower * lead.judging_s <= until]
         return [replace(lead, share=share) if lead.covered else lead for lead in found]
 
     def _may(self, work: RegionWork, of_best: Collection[str]) -> bool:

@@ -135,8 +135,10 @@ class Estimates:
         after_s = self._end - self.final_cost_s()
         if self.device.is_cpu:
             return after_s
-        now, latest = time.monotonic(), self._end - self._model_s() - self._least_judging_s()
-        return latest if self.joins else min(after_s + max(after_s - now, 0.0), latest)
+        if self.joins and (until := self.judge_until()) is not None:
+            return until - self._least_judging_s()
+        now, spared_s = time.monotonic(), self._least_judging_s()
+        return min(after_s + max(after_s - now, 0.0), self._end - self._model_s() - spared_s)
 
     def _least_search_s(self) -> float:
         """What the search has in any case, in seconds: the measurements for whose sake it is begun."""
@@ -207,10 +209,12 @@ class Estimates:
         """When judging is to end, by `time.monotonic`, so that plans can be made and the whole model be checked in
         time. Where there is no time for that it has what still counts as in time: a search that ended half a second
         late would have found its last for nothing. None: whenever."""
-        model_s = self._model_s()
-        if self.budget.over_at is None or not model_s:
-            return self.late_at
-        return self._end - model_s - self._of_regions(PLANS_S)
+        model_s, late_at = self._model_s(), self.late_at
+        if self.budget.over_at is None or late_at is None:
+            return late_at
+        if model_s:
+            return self._end - model_s - self._of_regions(PLANS_S)
+        return late_at - (self._of_regions(PLANS_S) if any(work.proposed for work in self.works) else 0.0)
 
     def launches_until(self, until: float | None) -> float | None:
         """When the first launches under stress of what was just seen to be faster are to end, by `time.monotonic`,
