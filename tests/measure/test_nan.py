@@ -14,7 +14,7 @@ from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, SMALL, WITH_NAN, Hashed, make_inputs_of_kernels, nan_slots, to_values
-from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differing_in_nan
+from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differing_in_nan, spread_over
 from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, kernels_of
 
@@ -142,3 +142,14 @@ def test_numbers_may_differ_by_rounding_and_nan_by_nothing() -> None:
     others = np.where(places < 9, -1, places)
     assert not len(differing_in_nan(places, others, near)), "rounding may turn a comparison"
     assert differing_in_nan(places, others, exact).tolist() == [*range(9)]
+
+
+@pytest.mark.parametrize("size", [262_145, 400_000, 56_623_104])
+def test_places_of_a_large_output_are_in_order_all_over_it_and_drawn_once(size: int) -> None:
+    count = 1 << 18
+    found = spread_over(size, count, seed=3)
+    assert len(found) == count and (np.diff(found) >= 0).all() and found[0] >= 0 and found[-1] < size
+    stretch = size / count
+    assert (np.abs(found - stretch * np.arange(count)) <= stretch + 1).all()
+    assert spread_over(size, count, seed=3) is found, "drawing takes longer than looking at them"
+    assert not np.array_equal(found, spread_over(size, count, seed=4))

@@ -238,6 +238,39 @@ def test_regions_are_judged_as_soon_as_programs_of_them_are_found(
     assert [lead.id for lead in run.ahead._leads()] == [region.id]
 
 
+def test_on_a_gpu_what_cannot_end_in_time_is_not_begun(opened: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what judging took in this run: two verdicts took three times what was expected of them."""
+    run = Beside(opened)
+    run.found(*steps_of(run.work, 1), run.work.baseline_s / 2)
+    monkeypatch.setattr(Estimates, "comparing_s", lambda estimates, work: 10.0)
+    monkeypatch.setattr(Estimates, "slower", property(lambda estimates: 1.0))
+    left_s = 15.0
+    monkeypatch.setattr(Estimates, "judge_until", lambda estimates: time.monotonic() + left_s)
+    run.ahead._beside = True
+    assert [lead.id for lead in run.ahead._leads()] == [run.work.id]
+    run.ahead._took.add(20.0, 60.0)
+    assert run.ahead._leads() == []
+    left_s = 40.0
+    assert [lead.id for lead in run.ahead._leads()] == [run.work.id]
+    left_s, run.ahead._beside = 5.0, False
+    assert [lead.id for lead in run.ahead._leads()] == [run.work.id], "on a CPU turns are another rule's"
+
+
+def test_beside_a_search_nobody_waits_for_a_verdict_that_comes_too_late(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_at = time.monotonic() + 7.0
+    monkeypatch.setattr(Estimates, "late_at", property(lambda estimates: late_at))
+    monkeypatch.setattr(Estimates, "patience_s", lambda estimates, expected_s: 3 * expected_s)
+    ahead = Beside(opened).ahead
+    assert ahead._patience.patience_s(10.0) == 30.0
+    ahead._beside = True
+    waits_s = ahead._patience.patience_s(10.0)
+    assert waits_s is not None and 0.0 < waits_s <= 7.0 and ahead._patience.patience_s(1e-3) == 3e-3
+    late_at = time.monotonic() - 1.0
+    assert ahead._patience.patience_s(10.0) == 0.0
+
+
 def held(answers: Sequence[Any]) -> tuple[Callable[[], Any], threading.Event]:
     """What gives these answers, each as soon as the event is set, and not before."""
     hold, left = threading.Event(), iter(answers)
