@@ -31,6 +31,11 @@ def step_s(blocks: Sequence[Row]) -> float:
     return sum(seconds) / len(seconds)
 
 
+def mean_s(block: Row) -> float:
+    """What a step of a block took."""
+    return float(sum(block["seconds"]) / len(block["seconds"]))
+
+
 def joules(blocks: Sequence[Row]) -> float | None:
     """What a step used; None where the GPU does not tell."""
     used = [block["joules"] for block in blocks]
@@ -60,7 +65,8 @@ def error_of(output: Path, reference: Path) -> float:
 
 
 def compared(row: Row) -> dict[str, Any]:
-    """What is said of one GPU: of each contender its times, and of kcg its share of each other's, of as many turns."""
+    """What is said of one GPU: of each contender its times, and of kcg its share of each other's in the turns that both
+    had."""
     contenders: Mapping[str, Row] = row["contenders"]
     said: dict[str, Any] = {}
     for name, one in contenders.items():
@@ -73,16 +79,18 @@ def compared(row: Row) -> dict[str, Any]:
             }
     if KCG not in said:
         return said
-    ours = contenders[KCG]["blocks"]
+    ours = {block["turn"]: block for block in contenders[KCG]["blocks"]}
     for name in said:
-        theirs = contenders[name]["blocks"]
-        turns = min(len(ours), len(theirs))
-        if name == KCG or turns < 2:
+        theirs = {block["turn"]: block for block in contenders[name]["blocks"]}
+        turns = [turn for turn in ours if turn in theirs]
+        if name == KCG or len(turns) < 2:
             continue
-        times = [[sum(block["seconds"]) / len(block["seconds"]) for block in b[:turns]] for b in (ours, theirs)]
-        said[name]["kcg_vs"] = [rounded(one) for one in share(*times)]
+        pairs = [(ours[turn], theirs[turn]) for turn in turns]
+        said[name]["kcg_vs"] = [
+            rounded(one) for one in share(*zip(*(map(mean_s, pair) for pair in pairs), strict=True))
+        ]
         if said[name]["joules"] and said[KCG]["joules"]:
-            used_both = [[float(block["joules"]) for block in b[:turns]] for b in (ours, theirs)]
+            used_both = [[float(block["joules"]) for block in side] for side in zip(*pairs, strict=True)]
             said[name]["kcg_joules_vs"] = [rounded(one) for one in share(*used_both)]
     return said
 

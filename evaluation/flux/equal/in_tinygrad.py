@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import TensorSpec, serialize_file
 
 from evaluation.flux.equal.blocks import INPUTS, WEIGHTS, Meter, NoMeter, commands_of
 from evaluation.pytorch.serving import answering
@@ -26,8 +27,6 @@ class TinySteps:
 
     def load(self, folder: Path) -> None:
         """The weights of the folder where they are there, else random ones, which are written there."""
-        from tinygrad.nn.state import safe_save
-
         from kcg.workloads import flux
         from kcg.workloads.flux_weights import load_weights, random_inputs, random_weights
 
@@ -36,9 +35,7 @@ class TinySteps:
             load_weights(self.model, str(path))
         else:
             random_weights(self.model, 0)
-            temporary = path.with_suffix(".part")
-            safe_save(self.model.parameters, str(temporary))
-            temporary.rename(path)
+            write_weights(self.model, path)
         self.inputs = random_inputs(self.model.config, 1)
         np.savez(folder / INPUTS, **{name: value.float().numpy() for name, value in self.inputs.items()})
 
@@ -83,6 +80,25 @@ class TinySteps:
 
     def reference(self) -> NDArray[np.float32]:
         raise NotImplementedError("the float32 run is PyTorch's")
+
+
+def write_weights(model: Any, path: Path) -> None:
+    """A safetensors file of a model's parameters: all of them in memory at once, a tenth of the time of a copy each."""
+    from kcg.compat.programs import buffer_of
+
+    values = {name: np.frombuffer(buffer_of(one).as_memoryview(), np.uint8) for name, one in model.parameters.items()}
+    tensors = {
+        name: TensorSpec(
+            dtype=model.config.dtype,
+            shape=model.parameters[name].shape,
+            data_ptr=bytes_of.ctypes.data,
+            data_len=bytes_of.nbytes,
+        )
+        for name, bytes_of in values.items()
+    }
+    temporary = path.with_suffix(".part")
+    serialize_file(tensors, temporary)
+    temporary.rename(path)
 
 
 def opened(job: dict[str, Any]) -> Any:
