@@ -104,9 +104,10 @@ def write_weights(model: Any, path: Path) -> None:
 def opened(job: dict[str, Any]) -> Any:
     """The commands, once the device is open."""
     from kcg.compat.device import prepare
+    from kcg.compat.programs import synchronize
 
     prepare(job["dev"])
-    device = job["dev"].split(":")[0]
+    synchronize(device := job["dev"].split(":")[0])  # which opens it: NVML is asked for the GPU that is open
     return commands_of(TinySteps(job["preset"], device), NoMeter() if device == "CPU" else Meter())
 
 
