@@ -160,6 +160,7 @@ def sampler_of(programs: Programs) -> dict[str, Any]:
 def summary(
     results: Annotated[list[Path], typer.Argument(metavar="FILE...", help="what measure wrote, of each shard")],
     finalists: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="what it wrote of finalists")] = None,
+    another: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="the same by another compiler")] = None,
     listed: Annotated[int, typer.Option(help="how many wrong programs are listed")] = 100,
     out: Annotated[Path, typer.Option(metavar="FILE", help="the figures")] = OUT,
 ) -> None:
@@ -167,6 +168,11 @@ def summary(
     about, _ = read_results(results[0])
     rows = [*{row["key"]: row for path in (*results, *(finalists or ())) for row in read_results(path)[1]}.values()]
     entry = wrong_summary.figures_of(rows)
+    if another:
+        others = [read_results(path) for path in another]
+        again = wrong_summary.by_another_compiler(rows, (row for _, found in others for row in found))
+        entry["by_another_compiler"] = {"tools": others[0][0]["tools"], **again}
+        typer.echo(f"by {others[0][0]['tools']}: {again['outcomes']}")
     typer.echo(wrong_summary.text_of(entry))
     typer.echo(wrong_summary.listing(rows, listed))
     record_results(out, RUN, {**entry, "about": about, "command": this_command()}, wrong_summary.headline_of(entry))

@@ -150,6 +150,20 @@ def by_rule(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
     return {name: ordered(counts) for name, counts in sorted(found.items(), key=lambda one: -one[1].total())}
 
 
+def by_another_compiler(rows: Iterable[Row], others: Iterable[Row]) -> dict[str, Any]:
+    """What became of programs that another compiler made again: pairs of outcomes, how often each was seen, and those
+    that are right by one alone."""
+    theirs = {row["key"]: row for row in others}
+    both = [(row, theirs[row["key"]]) for row in rows if row["key"] in theirs]
+    pairs = Counter(f"{one['outcome']}, {other['outcome']}" for one, other in both)
+    apart = [(one, other) for one, other in both if is_wrong(one) != is_wrong(other)]
+    return {
+        "programs": len(both),
+        "outcomes": dict(pairs.most_common()),
+        "right_by_one": [f"{one['region'][:12]} {one['body']}: {one['outcome']}, {o['outcome']}" for one, o in apart],
+    }
+
+
 def ordered(counts: Mapping[str, int]) -> dict[str, int]:
     """Outcomes in their order, and then whatever else was counted."""
     known = {name: counts[name] for name in OUTCOMES if counts.get(name)}

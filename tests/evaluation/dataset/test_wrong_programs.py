@@ -219,6 +219,14 @@ def test_shares_are_of_what_was_launched_and_intervals_of_regions() -> None:
     assert summary.listing(rows, 3).count("\n- ") == 3
 
 
+def test_what_another_compiler_made_of_the_same_programs() -> None:
+    rows = [row(1, "ok"), row(1, "wrong"), row(2, "differs"), row(3, "ok")]
+    others = [{**rows[0], "outcome": "ok"}, {**rows[1], "outcome": "wrong"}, {**rows[2], "outcome": "ok"}, row(4, "ok")]
+    found = summary.by_another_compiler(rows, others)
+    assert found["programs"] == 3 and found["outcomes"] == {"ok, ok": 1, "wrong, wrong": 1, "differs, ok": 1}
+    assert found["right_by_one"] == ["r2 {}: differs, ok"]
+
+
 def test_the_fastest_of_a_region_may_be_wrong() -> None:
     rows = [row(1, "wrong", 1e-5), row(1, "ok", 2e-5), row(2, "ok", 1e-5), row(2, "nan", 3e-5), row(2, "timeout")]
     rows += [row(3, "ok", 1e-5), row(4, "wrong", 1e-5), row(4, "differs", 1e-5)]  # alone; and none is right
