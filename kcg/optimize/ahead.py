@@ -207,6 +207,8 @@ class Ahead:
         self._device, self._log, self._judged, self._incumbent = device, log, judged, incumbent
         self._view = _View(estimates)
         self._beside = not device.is_cpu  # the search, in a thread of its own
+        if self._beside:  # it opens the device meanwhile, which takes seconds
+            device.rehearse_judging()
         self.comparisons = Comparisons(device.bench, self._patience, estimates.kept, in_new_child=True)
         self.seen: dict[tuple[str, Schedule], Compared] = {}
         self._judge = Judge(
@@ -235,8 +237,6 @@ class Ahead:
         self._took = costs.Taken()  # beside a search
         self._telling, self._planning = Beside[bool]("kcg-incumbent"), Beside[_Best]("kcg-plans")
         self._thread: threading.Thread | None = None
-        if self._beside:  # it opens the device meanwhile, which takes seconds
-            device.bench.service.rehearse()
         device.close_too(self.stop)
 
     @property

@@ -158,6 +158,7 @@ class Device:
         self.spread = Spread(self.service, report=log.progress.line, warn=self._left_out)
         self.hosts: FleetHosts | None = None
         self._bench: JudgingBench | None = None
+        self._judging: MeasureService | None = None  # the bench's
         self._children: list[Callable[[], None]] = [self._close_services]
 
     def _other_services(self) -> dict[str, MeasureService]:
@@ -177,20 +178,25 @@ class Device:
     def bench(self) -> JudgingBench:
         """Where finalists are judged: another process than the search's, which begins with its first job."""
         if self._bench is None:
-            service = MeasureService(
+            service = self._judging_service()
+            self._bench = JudgingBench(self, service, self.journal, self.folder, self.run_id, self.is_cpu)
+        return self._bench
+
+    def _judging_service(self) -> MeasureService:
+        if self._judging is None:
+            self._judging = MeasureService(
                 self.choice.dev,
                 run_id=self.run_id,
                 compilers_of=self.service,
                 same_device=True,
                 jobs=JobReport(self.jobs.add),
             )
-            self._bench = JudgingBench(self, service, self.journal, self.folder, self.run_id, self.is_cpu)
-        return self._bench
+        return self._judging
 
     @property
     def judges(self) -> bool:
         """Whether there is a process already in which finalists are judged."""
-        return self._bench is not None and self._bench.service.has_begun
+        return self._judging is not None and self._judging.has_begun
 
     def join_fleet(self) -> None:
         """Let the hosts of the settings' fleet get ready. Raises UsageError where they cannot measure for this run."""
@@ -216,8 +222,8 @@ class Device:
         return self.service.compile_workers + helping
 
     def _close_services(self) -> None:
-        if self._bench is not None:
-            self._bench.service.close()
+        if self._judging is not None:
+            self._judging.close()
         self.spread.close()
         for service in self._others.values():  # those too that were never checked
             service.close()
@@ -459,9 +465,16 @@ class Device:
     # ---- measuring ----
 
     def rehearse(self) -> None:
-        """On a GPU have the child that measures ready for its first job, while the workload is captured."""
+        """On a GPU have the children that measure and judge ready for their first jobs, while the workload is captured:
+        each opens the device, for which the other waits."""
         if not self.is_cpu:
             self.service.rehearse()
+            self.rehearse_judging()
+
+    def rehearse_judging(self) -> None:
+        """The same of the child that judges, on any device, if it was not asked for before."""
+        if self._judging is None:
+            self._judging_service().rehearse()
 
     def compile_ahead(self, workload: Workload) -> None:
         """While a workload is still being captured: on a GPU have tinygrad's own schedules of the kernels that were

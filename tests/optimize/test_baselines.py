@@ -15,7 +15,7 @@ from tinygrad import Tensor
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import handwritten
-from kcg.optimize.baselines import ENOUGH, HEAD, TAIL, measure_baselines
+from kcg.optimize.baselines import BESIDE, ENOUGH, HEAD, TAIL, measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import progress
 from kcg.optimize.log import RunLog
@@ -164,9 +164,24 @@ def test_what_takes_little_is_timed_while_a_search_goes_on(
     later: list[RegionWork] = []
     while not tail.is_over:
         later += (some := tail.turn())
-        assert 1 <= len(some) <= 4, "no more than a few are with the device"
+        assert len(some) <= BESIDE, "no more than a few are with the device"
     assert [id(w) for w in works if w.is_timed] == [id(w) for w in works if any(w is one for one in [*first, *later])]
     assert (len(first) + len(later) == 130) == (left_s is None), "a budget leaves some out"
+
+
+@pytest.mark.parametrize("left_s", [None, 60.0])
+def test_on_a_gpu_a_search_waits_for_nothing_that_adds_next_to_nothing(
+    monkeypatch: pytest.MonkeyPatch, left_s: float | None
+) -> None:
+    """Whatever was sent before it is measured before it."""
+    some, matmul = sums(), work_of(empty(2048, 2048) @ empty(2048, 2048))
+    tiny = [RegionWork(work.call, work.space) for work in some for _ in range(15)]
+    clock = Clock(monkeypatch, lambda work: 0.3 if work is matmul else 4e-6, is_cpu=False)
+    clock.service.compile_workers = 16
+    measured = timed(clock, [*tiny, matmul], left_s=left_s, leaves_tail=True)
+    assert clock.sent == [matmul] and measured.untimed == 600 and measured.untimed_share < 1 - ENOUGH
+    assert measured.tail is not None and not measured.tail.is_over and measured.tail.turn() == []
+    assert len(clock.sent) == 1 + BESIDE and len(measured.tail.turn()) == BESIDE
 
 
 def test_on_a_cpu_nothing_is_timed_beside_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

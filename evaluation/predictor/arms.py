@@ -1,0 +1,259 @@
+"""Other ways to choose among the programs of a lattice, which learn nothing of other families, or little.
+
+Programs are apart by their parameters: numbers by their logarithm, words by whether they are the same. Whatever a way
+asks for is the nearest program of the lattice that was not measured.
+
+- `around the prior`: drawn, with a chance that falls with the expected time, to the power of `SHARPNESS`.
+- `hill-climbing`: the program that is expected to be fastest, then the nearest to the best so far, the faster by
+  expectation first.
+- `evolution`: four by expectation; then a child of two of the four best so far, each parameter of one of them, one in
+  `MUTATES` of any other program.
+- `boosting`: four by expectation; then what a classifier of the best third of what was measured says (likelihood-free
+  Bayesian optimisation: Song et al., 2022; boosted trees as in Helion's autotuner), by parameters and the cost's
+  numbers.
+- `common`: the eight settings that were most often within 5 % of the best of a region, of other families.
+- `nearest region`: the best program of the recorded region of another family that is most alike, then of the next one.
+
+Drawn ones are means over `SEEDS` seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcg.dataset.reading import Export
+from kcg.errors import KcgError
+from kcg.kernel.kinds import HasCost, Space, space_of
+from kcg.measure.protocol import PROTOCOL
+from kcg.types import Region, Schedule, ScheduleKind, Status
+
+SHARPNESS: Final = 4.0
+MUTATES: Final = 4
+SEEDS: Final = 5
+FIRST: Final = 4  # by expectation, where a way needs some to begin with
+COMMON: Final = 8
+GOOD: Final = 1.05  # of the best of a region
+LEAST_ROWS: Final = 5  # of a region that says what is good
+NEAREST: Final = 16  # regions that are asked
+
+Choose = Callable[[Sequence[int], Mapping[int, float]], int]
+Parameters = Mapping[str, float]
+
+
+def parameters_of(schedule: Schedule) -> dict[str, float]:
+    """Its parameters as numbers: of several numbers each has a name of its own, a word is one for what it is."""
+    found: dict[str, float] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, list):
+            for place, part in enumerate(value):
+                add(f"{name} {place}", part)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            found[f"{name} is {value}"] = 1.0
+        else:
+            found[name] = math.log2(1 + abs(value))
+
+    for name, value in json.loads(schedule.body).items():
+        if name != "format":
+            add(name, value)
+    return found
+
+
+def apart(one: Parameters, other: Parameters) -> float:
+    """How far two programs are apart."""
+    return sum(abs(one.get(name, 0.0) - other.get(name, 0.0)) for name in {*one, *other})
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was recorded of a region."""
+
+    region: Region
+    family: str
+    seconds: Mapping[Schedule, float]
+
+    @cached_property
+    def best(self) -> list[Schedule]:
+        """What is as good as its best, the fastest first."""
+        least = min(self.seconds.values())
+        return sorted((s for s, t in self.seconds.items() if t <= GOOD * least), key=lambda one: self.seconds[one])
+
+
+def recorded(export: Export, families: Mapping[str, str]) -> list[Known]:
+    """The regions of a dataset that have several programs, but for those measured on a part of the device."""
+    regions, targets = export.regions(), export.targets()
+    whole = max(target.cores for target in targets.values())
+    times: dict[str, dict[Schedule, float]] = defaultdict(dict)
+    for row in export.measurements(PROTOCOL):
+        if row.schedule.kind == ScheduleKind.TILE and row.status == Status.OK and targets[row.target].cores == whole:
+            times[row.region_id].setdefault(row.schedule, row.median_s)
+    return [
+        Known(regions[name], families.get(name, ""), seconds)
+        for name, seconds in times.items()
+        if len(seconds) >= LEAST_ROWS
+    ]
+
+
+class Programs:
+    """The programs of one lattice, as ways to choose see them."""
+
+    def __init__(self, space: Space, schedules: Sequence[Schedule], expected_s: Sequence[float]) -> None:
+        self.parameters = [parameters_of(one) for one in schedules]
+        self.expected_s = expected_s
+        assert isinstance(space, HasCost)
+        numbers = np.array([space.cost(one).features for one in schedules], dtype=float)
+        names = sorted({name for one in self.parameters for name in one})
+        words = np.array([[one.get(name, 0.0) for name in names] for one in self.parameters])
+        self.seen = np.hstack([words, numbers.reshape(len(schedules), -1), np.log(expected_s)[:, None]])
+
+    def nearest(self, left: Iterable[int], wanted: Parameters) -> int:
+        """The program that is most like that, the faster by expectation of several."""
+        return min(left, key=lambda place: (apart(self.parameters[place], wanted), self.expected_s[place]))
+
+    # ---- the ways
+
+    def around(self, seed: int) -> Choose:
+        rng = random.Random(seed)
+        noise = [-math.log(-math.log(rng.random())) for _ in self.expected_s]  # Gumbel: an order by these is a draw
+        score = [n - SHARPNESS * math.log(s) for n, s in zip(noise, self.expected_s, strict=True)]
+        return lambda left, known: max(left, key=lambda place: score[place])
+
+    def climb(self, left: Sequence[int], known: Mapping[int, float]) -> int:
+        if not known:
+            return min(left, key=lambda place: self.expected_s[place])
+        return self.nearest(left, self.parameters[min(known, key=lambda place: known[place])])
+
+    def evolve(self, seed: int) -> Choose:
+        rng = random.Random(seed)
+
+        def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
+            if len(known) < FIRST:
+                return min(left, key=lambda place: self.expected_s[place])
+            one, other = rng.sample(sorted(known, key=lambda place: known[place])[:FIRST], 2)
+            child: dict[str, float] = {}
+            for name in sorted({*self.parameters[one], *self.parameters[other]}):
+                parent = rng.choice([one, other])
+                source = rng.randrange(len(self.parameters)) if rng.randrange(MUTATES) == 0 else parent
+                child[name] = self.parameters[source].get(name, 0.0)
+            return self.nearest(left, child)
+
+        return choose
+
+    def boost(self, seed: int) -> Choose:
+        import lightgbm
+
+        settings = {"objective": "binary", "min_data_in_leaf": 1, "min_data_in_bin": 1, "num_leaves": 7, "verbose": -1}
+        settings |= {"seed": seed, "learning_rate": 0.2, "num_threads": 1}
+
+        def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
+            if len(known) < FIRST:
+                return min(left, key=lambda place: self.expected_s[place])
+            places = sorted(known, key=lambda place: known[place])
+            good = max(len(places) // 3, 1)
+            labels: NDArray[np.float64] = np.array([1.0] * good + [0.0] * (len(places) - good))
+            rows = self.seen[places]
+            worst = math.log(known[places[good]])
+            weights = np.array([max(worst - math.log(known[place]), 1e-3) for place in places])
+            weights[good:] = weights[:good].mean()
+            model = lightgbm.train(settings, lightgbm.Dataset(rows, labels, weight=weights), num_boost_round=20)
+            scores = model.predict(self.seen[list(left)])
+            return min(zip(left, scores, strict=True), key=lambda one: (-one[1], self.expected_s[one[0]]))[0]
+
+        return choose
+
+    def listed(self, wanted: Sequence[Parameters]) -> Choose:
+        """These in their order, and then what is most like any of them."""
+
+        def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
+            if len(known) < len(wanted):
+                return self.nearest(left, wanted[len(known)])
+            return min(left, key=lambda place: min(apart(self.parameters[place], one) for one in wanted))
+
+        return choose
+
+
+class Elsewhere:
+    """What was recorded of other families."""
+
+    def __init__(self, known: Sequence[Known]) -> None:
+        self._known = known
+        self._places: dict[str, tuple[Any, NDArray[np.float64]] | None] = {}
+
+    def common(self, space: Space, family: str) -> list[Parameters]:
+        """The settings that were most often good in regions that have the same forms."""
+        forms, found = self._forms(space), Counter[str]()
+        parameters: dict[str, Parameters] = {}
+        for one in self._known:
+            place = self._place(one.region)
+            if one.family == family or place is None or place[0][1] != forms:
+                continue
+            for schedule in one.best:
+                words = {k: v for k, v in parameters_of(schedule).items() if not k.startswith("axes")}
+                key = json.dumps(words, sort_keys=True)
+                parameters[key] = words
+                found[key] += 1
+        return [parameters[key] for key, _ in found.most_common(COMMON)]
+
+    def nearest(self, region: Region, family: str) -> list[Parameters]:
+        """The best programs of the regions that are most alike, those of equal kinds first."""
+        here = self._place(region)
+        if here is None:
+            return []
+        ranked = []
+        for one in self._known:
+            place = self._place(one.region)
+            if one.family == family or one.region.id == region.id or place is None:
+                continue
+            distance = float(np.abs(place[1] - here[1]).sum())
+            ranked.append((place[0] != here[0], place[0][1] != here[0][1], distance, one.region.id, one))
+        return [parameters_of(one.best[0]) for *_, one in sorted(ranked, key=lambda entry: entry[:4])[:NEAREST]]
+
+    @staticmethod
+    def _forms(space: Space) -> Any:
+        family: Any = space.family()
+        return family[1]
+
+    def _place(self, region: Region) -> tuple[Any, NDArray[np.float64]] | None:
+        """Its kind, and numbers in which regions that are alike are near; None where it has no programs any more."""
+        if region.id not in self._places:
+            try:
+                space = space_of(region, self.target, ScheduleKind.TILE)
+                assert isinstance(space, HasCost)
+                cost = space.cost(space.start())
+                operations = math.log(max(space.operations(), 1)) if hasattr(space, "operations") else 0.0
+                numbers = np.array([math.log(cost.seconds), operations])
+                self._places[region.id] = (space.family(), numbers)
+            except KcgError:
+                self._places[region.id] = None
+        return self._places[region.id]
+
+    target: Any = None
+
+
+def ways_of(
+    programs: Programs, elsewhere: Elsewhere, region: Region, space: Space, family: str
+) -> dict[str, list[Choose]]:
+    """Each way by its name, those that draw once for each seed."""
+    found: dict[str, list[Choose]] = {
+        "around the prior": [programs.around(seed) for seed in range(SEEDS)],
+        "hill-climbing": [programs.climb],
+        "evolution": [programs.evolve(seed) for seed in range(SEEDS)],
+        "boosting": [programs.boost(seed) for seed in range(SEEDS)],
+    }
+    for name, wanted in (
+        ("common", elsewhere.common(space, family)),
+        ("nearest region", elsewhere.nearest(region, family)),
+    ):
+        if wanted:
+            found[name] = [programs.listed(wanted)]
+    return found
