@@ -566,7 +566,7 @@ def _factors(body: UOp, ranges: frozenset[UOp]) -> list[UOp]:
 
 class _Apart:
     """The sum that is left where factors that are the same for all terms are moved out of it, as tinygrad does: it may
-    overflow, or its terms fall below the normal numbers, where Σ x · y does not."""
+    overflow, or its terms fall below the normal numbers, where Σ x · y does not. So may the product of the factors."""
 
     def __init__(self, node: UOp) -> None:
         self._dtype, ranges = node.dtype, frozenset(node.src[1:])
@@ -600,11 +600,15 @@ class _Apart:
 
     def beside(self, total: Value, fixed: Sequence[Value]) -> Value:
         """The sum of all terms, with what it may be off by in that order."""
-        factor = np.abs(functools.reduce(np.multiply, (one.data for one in fixed)))
-        largest = largest_of(self._dtype)
+        sizes = [np.abs(one.data) for one in fixed]
+        factor, largest = functools.reduce(np.multiply, sizes), largest_of(self._dtype)
         over = self._over | (np.isfinite(self._sizes) & (self._sizes > largest))
         over = over | (np.isfinite(factor) & (factor > largest))
         lost = np.where(self._lost > 0, self._lost * factor, 0.0)
+        if len(sizes) > 1:  # as `Fold._error_of_product`: what is moved out is a product, too
+            small, large = (functools.reduce(np.multiply, (f(one, 1.0) for one in sizes)) for f in (np.fmin, np.fmax))
+            below = (small > 0) & (small < smallest_normal(self._dtype))
+            lost = lost + np.where(below, subnormal_step(self._dtype) * large * self._sizes, 0.0)
         if not (over.any() or lost.any()):
             return total
         error = (0.0 if total.error is None else total.error) + np.where(over, np.inf, lost)

@@ -260,6 +260,23 @@ def test_factors_of_other_ranges_may_be_summed_apart() -> None:
     assert np.isnan(store.values[0]) and np.isinf(store.error[0]) and np.isfinite(store.error[1:]).all()
 
 
+def test_factors_that_are_moved_out_of_a_sum_may_fall_below_the_normal_numbers_together() -> None:
+    """Σ x · (1/√v · y), the gradient of a batch norm in a training loop on a CPU: x / √v is a subnormal number of a few
+    bits, and Σ y so large that the result is none."""
+    count = 512
+    (ast,) = kernels_of((empty(4, 1) * ((empty(4, 1) + 1e-5).sqrt().reciprocal() * empty(4, count))).sum(1))
+    rng = np.random.default_rng(0)
+    x, v = np.array([3.02e-37, -3.02e-37, 0.5, 2.0], np.float32), np.array([1e11, 2e10, 1e11, 1.0], np.float32)
+    y = rng.uniform(1e8, 4e11, (4, count)).astype(np.float32)
+    (store,) = evaluate(ast, {1: x, 2: v, 3: y.reshape(-1)}, [np.arange(4)[:, None]])
+    moved_out = x / np.sqrt(v + np.float32(1e-5))
+    found = y.sum(1, dtype=np.float64).astype(np.float32) * moved_out
+    assert 0 < abs(moved_out[0]) < 1e-41 and abs(found[0] / store.values[0] - 1) > 1e-5
+    assert (error_ratio(store, found) < CONFIDENT).all()
+    wrong = found * np.array([1.5, 1.5, 1.0001, 1.0001], np.float32)
+    assert (error_ratio(store, wrong) > CONFIDENT).all()
+
+
 def test_small_terms_beside_a_large_one_may_be_lost_however_they_are_made() -> None:
     """(x - m)² of a row of one large number and thousands of tiny ones, added one by one as x² - m²: right. The sum
     without its largest term's neighbour is not, on ordinary numbers."""
