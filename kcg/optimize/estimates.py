@@ -136,7 +136,7 @@ class Estimates:
         if self.device.is_cpu:
             return after_s
         if self.joins and (until := self.judge_until()) is not None:
-            return until - self._least_judging_s()
+            return until - self._least_judging_s() - self._compile_s
         now, spared_s = time.monotonic(), self._least_judging_s()
         return min(after_s + max(after_s - now, 0.0), self._end - self._model_s() - spared_s)
 
@@ -224,6 +224,19 @@ class Estimates:
         if until is None or over_at is None:
             return until
         return max(until, min(over_at, time.monotonic() + LAUNCHES_S))
+
+    def waits_s(self) -> float | None:
+        """How long a search that is over waits for what it has with the device, in seconds: on a CPU until that is
+        free, on a GPU no longer than what comes of it can be judged. None: as long as that takes."""
+        patience_s, until = self.patience_s(0.0), self.judge_until()
+        if patience_s is None or until is None or self.device.is_cpu:
+            return patience_s
+        return max(min(patience_s, until - time.monotonic()), 0.0)
+
+    @property
+    def checks_whole(self) -> bool:
+        """Whether there is time for the check of the whole, as far as a budget tells."""
+        return self.budget.over_at is None or self._model_s() > 0
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""
@@ -501,7 +514,6 @@ class Estimates:
         plan in so many rounds."""
         if changed is None:
             changed = max(sum(bool(work.found) for work in self.works), 1)
-        spread = self.device.spread
         step_s = sum(work.before_s for work in self.works if not work.proposed)
         return self._whole_slower * self.runner.expected_s(
             Cost(
@@ -510,9 +522,15 @@ class Estimates:
                 rounds=rounds,
                 step_s=step_s,
                 chosen_s=max(total_s(self.works) or math.inf, UNSURE * step_s),
-                compile_s=spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0,
+                compile_s=self._compile_s,
             )
         )
+
+    @property
+    def _compile_s(self) -> float:
+        """What compiling a program took in this run, in seconds, the mean."""
+        spread = self.device.spread
+        return spread.spent_s["compile"] / spread.compilations if spread.compilations else 0.0
 
     def took_whole(self, expected_s: float, spent_s: float) -> None:
         """The check of the whole was expected to take so long, and took so long, with rounds for which there was time:

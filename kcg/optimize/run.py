@@ -237,10 +237,10 @@ def optimize(
                 joining = Joining(estimates, proposing, device=device, log=log, ahead=early, begun=regions_begin)
             candidates = search(estimates, guide, device=device, log=log, ahead=early, joins=joining)
             if measured.tail is not None:
-                measured.tail.finish(budget.patience_s(0.0))
+                measured.tail.finish(estimates.waits_s())
                 say_untimed(replace(measured, untimed_share=untimed_share(works)), log)
             if joining is not None:
-                joining.end(budget.patience_s(0.0))
+                joining.end(estimates.waits_s())
                 if (joined := joining.proposed) is not None:
                     proposed = replace(joined, candidates=replace(candidates, works=joined.estimates.works))
             elif estimates.wants_regions:
@@ -283,6 +283,7 @@ def optimize(
                 store.refute(judging.failed, [*works, *(proposed.works if proposed is not None else ())], log=log)
             if proposed is not None:
                 most = PLANS if settings.effort == "thorough" else COMPARED - 1  # each is looked for in turn
+                most = most if estimates.checks_whole else 1  # else nothing tells them apart
                 in_context = savings_in_context(
                     seen,
                     proposed,

@@ -471,7 +471,7 @@ class _Search:
         return replace(limits, patience_s=self._patience_s)
 
     def _patience_s(self) -> float:
-        wait_s = self.budget.patience_s(0.0)
+        wait_s = self.estimates.waits_s()
         return PATIENCE_S if wait_s is None else max(min(wait_s, PATIENCE_S), 0.0)
 
     def _seen(self, note: str = "") -> None:

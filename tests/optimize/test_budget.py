@@ -1154,7 +1154,8 @@ def test_both_searches_leave_the_time_to_judge_what_regions_find(
     until_s = kernels.search_until() - begun
     assert 90 < until_s < 100
     until = replace(kernels, joins=True).search_until() - begun
-    assert until == pytest.approx(300 - 49 - estimates.PLANS_S - 10), "regions join it"
+    compile_s = kernels._compile_s
+    assert until == pytest.approx(300 - 49 - estimates.PLANS_S - 10 - compile_s), "regions join it"
     region = replace(works[0], proposed=True)
     clock.now_s += until_s + 25
     timed = replace(kernels.measured, works=[*works, region], at=clock.now_s, kernels_at=begun + 22.0)
@@ -1163,6 +1164,33 @@ def test_both_searches_leave_the_time_to_judge_what_regions_find(
     assert 300 - 49 - searched_s > 120
     longer = replace(kernels, measured=timed, budget=Budget(started=begun, limit_s=600.0, measurements=None))
     assert longer.search_until() - begun == pytest.approx(600 - 49 - 10), "judging goes on beside it"
+
+
+def test_a_search_that_is_over_waits_on_a_gpu_only_for_what_can_be_judged(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """33 programs that were with the compilers when the search of a run of 60 s ended kept it from ending for 8 s."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(Estimates, "patience_s", lambda estimates, expected_s: 10.0)
+    monkeypatch.setattr(Estimates, "judge_until", lambda estimates: clock.now_s + left_s)
+    left_s = 2.0
+    assert expected.waits_s() == 10.0, "nothing else may run on a CPU"
+    monkeypatch.setattr(Device, "is_cpu", False)
+    assert expected.waits_s() == pytest.approx(2.0)
+    left_s = -1.0
+    assert expected.waits_s() == 0.0
+    monkeypatch.setattr(Estimates, "patience_s", lambda estimates, expected_s: None)
+    assert expected.waits_s() is None
+
+
+@pytest.mark.parametrize("model_s", [0.0, 20.0])
+def test_plans_are_made_for_the_check_that_compares_them(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch, model_s: float
+) -> None:
+    monkeypatch.setattr(Estimates, "_model_s", lambda estimates: model_s)
+    assert expected.checks_whole is bool(model_s)
+    without = replace(expected, budget=Budget(started=expected.budget.started, limit_s=None, measurements=None))
+    assert without.checks_whole, "without a budget there is time for all"
 
 
 def test_when_time_is_over_no_plan_is_made_again(
