@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 
 from kcg.dataset.reading import Export
 from kcg.errors import KcgError
+from kcg.kernel.ast import extent
 from kcg.kernel.kinds import HasCost, Space, space_of
 from kcg.measure.protocol import PROTOCOL
-from kcg.types import Region, Schedule, ScheduleKind, Status
+from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 
 SHARPNESS: Final = 4.0
 MUTATES: Final = 4
@@ -45,6 +46,8 @@ COMMON: Final = 8
 GOOD: Final = 1.05  # of the best of a region
 LEAST_ROWS: Final = 5  # of a region that says what is good
 NEAREST: Final = 16  # regions that are asked
+
+WAYS: Final = ("around the prior", "hill-climbing", "evolution", "boosting", "common", "nearest region")
 
 Choose = Callable[[Sequence[int], Mapping[int, float]], int]
 Parameters = Mapping[str, float]
@@ -185,8 +188,8 @@ class Programs:
 class Elsewhere:
     """What was recorded of other families."""
 
-    def __init__(self, known: Sequence[Known]) -> None:
-        self._known = known
+    def __init__(self, known: Sequence[Known], target: Target) -> None:
+        self._known, self._target = known, target
         self._places: dict[str, tuple[Any, NDArray[np.float64]] | None] = {}
 
     def common(self, space: Space, family: str) -> list[Parameters]:
@@ -227,17 +230,14 @@ class Elsewhere:
         """Its kind, and numbers in which regions that are alike are near; None where it has no programs any more."""
         if region.id not in self._places:
             try:
-                space = space_of(region, self.target, ScheduleKind.TILE)
-                assert isinstance(space, HasCost)
-                cost = space.cost(space.start())
-                operations = math.log(max(space.operations(), 1)) if hasattr(space, "operations") else 0.0
-                numbers = np.array([math.log(cost.seconds), operations])
-                self._places[region.id] = (space.family(), numbers)
+                space: Any = space_of(region, self._target, ScheduleKind.TILE)
+                sizes = [math.log(space.cost(space.start()).seconds)]
+                for ranges in (space.kernel.outputs, space.kernel.reduce_ranges):
+                    sizes.append(sum(math.log(extent(one)) for one in ranges))
+                self._places[region.id] = (space.family(), np.array(sizes))
             except KcgError:
                 self._places[region.id] = None
         return self._places[region.id]
-
-    target: Any = None
 
 
 def ways_of(

@@ -14,6 +14,7 @@ less, too.
 - `corrected`: the same, corrected by what was measured of the lattice so far, as a search does.
 - `learned`, `learned, corrected`: the same two by networks that never saw the region's family.
 - `random`: any order, each as likely; its shares are expectations, not draws.
+- Ways that learn nothing of other families, or little: `arms.py` has them.
 
 Means are geometric, over lattices; the intervals hold 95 % of bootstrap samples of lattices. `headroom closed` is the
 share of what the corrected formula leaves, in logarithms, that the corrected networks do not: after as many
@@ -29,13 +30,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
 
 from evaluation.dataset.record import FROZEN, LEAST, group_of
+from evaluation.predictor.arms import WAYS, Elsewhere, Programs, recorded, ways_of
 from evaluation.predictor.intervals import ratio_interval
 from evaluation.predictor.left_out import left_out_by
 from evaluation.rows import rounded, this_command
@@ -57,7 +59,8 @@ from kcg.types import Region, Schedule, ScheduleKind, Status, Target
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
 AFTER: Final = (0, 1, 2, 4, 16)  # measurements
 CORRECTED: Final = {"analytic": "corrected", "learned": "learned, corrected"}
-ARMS: Final = ("analytic", "corrected", "learned", "learned, corrected", "random")
+BY_MODELS: Final = ("learned", "learned, corrected")
+ARMS: Final = ("analytic", "corrected", *BY_MODELS, *WAYS, "random")
 
 Choose = Callable[[Sequence[int], Mapping[int, float]], int]
 """Which of the programs that are left is measured next, knowing the seconds of those that were."""
@@ -142,8 +145,11 @@ def by_judge(judge: Judge, schedules: Sequence[Schedule], *, corrected: bool) ->
     return choose
 
 
-def row_of(lattice: Lattice, learned: PlanPredictor | None = None) -> dict[str, Any]:
-    """The shares of all arms on one lattice; `learned` never saw its family."""
+def row_of(
+    lattice: Lattice, learned: PlanPredictor | None = None, elsewhere: Elsewhere | None = None
+) -> dict[str, Any]:
+    """The shares of all arms on one lattice; `learned` never saw its family, and of `elsewhere` no more is asked than
+    of others."""
     space = space_of(lattice.region, lattice.target, ScheduleKind.TILE)
     arms = {"random": random_shares(lattice.seconds)}
     judges = {"analytic": KnownCost().of(space), **({} if learned is None else {"learned": learned.of(space)})}
@@ -152,6 +158,12 @@ def row_of(lattice: Lattice, learned: PlanPredictor | None = None) -> dict[str, 
             choose = by_judge(judge, lattice.schedules, corrected=corrected)
             arm = name if not corrected else CORRECTED[name]
             arms[arm] = shares_of(order_by(choose, lattice.seconds, max(AFTER)), lattice.seconds)
+    if elsewhere is not None:
+        expected_s = [math.exp(one.log_runtime) for one in judges["analytic"].predict(lattice.schedules)]
+        programs = Programs(space, lattice.schedules, expected_s)
+        for name, ways in ways_of(programs, elsewhere, lattice.region, space, lattice.family).items():
+            drawn = [shares_of(order_by(one, lattice.seconds, max(AFTER)), lattice.seconds) for one in ways]
+            arms[name] = {n: math.exp(fmean(math.log(shares[n]) for shares in drawn)) for n in AFTER}
     return {
         "region": lattice.region.id[:12], "family": lattice.family, "group": group_of(lattice.region, lattice.target),
         "programs": len(lattice.seconds), "best_s": rounded(min(lattice.seconds)),
@@ -169,7 +181,7 @@ def headroom_closed(figures: Mapping[str, Any], n: int) -> float:
 def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of each arm and number of measurements: the mean share, its interval, and the tenth percentile."""
     found: dict[str, Any] = {}
-    for arm in (one for one in ARMS if one in rows[0]):
+    for arm in (one for one in ARMS if all(one in row for row in rows)):
         for n in map(str, AFTER):
             logs = np.log([row[arm][n] for row in rows])
             ends = np.exp(ratio_interval([(log, 1.0) for log in logs]))
@@ -187,16 +199,22 @@ def main(
         bool, typer.Option("--frozen", help="those of the frozen families, too: once, at the end")
     ] = False,
     learned: Annotated[Path | None, typer.Option(help="networks that left families out")] = None,
+    ways: Annotated[bool, typer.Option(help="other ways to choose beside them: some minutes")] = True,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Compare the arms, and write the figures."""
-    found = lattices_of(read_export(place_of(source)))
+    export = read_export(place_of(source))
+    found = lattices_of(export)
+    elsewhere = None
+    if ways and found:
+        known = [one for one in recorded(export, families_of(export.workloads())) if one.family not in FROZEN]
+        elsewhere = Elsewhere(known, found[0].target)
     parts = [(PlanPredictor(one), never) for one, never in left_out_by(learned)] if learned is not None else []
 
     def unseen(family: str) -> PlanPredictor | None:
         return next((one for one, never in parts if family in never), parts[0][0] if parts else None)
 
-    rows = [row_of(one, unseen(one.family)) for one in found if frozen or one.family not in FROZEN]
+    rows = [row_of(one, unseen(one.family), elsewhere) for one in found if frozen or one.family not in FROZEN]
     if not rows:
         raise UsageError(f"{source} has no lattice: evaluation.dataset.record says how to make some")
     figures = figures_of(rows)
@@ -215,6 +233,9 @@ def main(
             "headroom_closed_0": headroom_closed(figures, 0),
             "headroom_closed_4": headroom_closed(figures, 4),
         }
+    for n in ("0", "4"):
+        others = [figures[arm][n]["share"] for arm in figures if arm not in BY_MODELS]
+        headline[f"best_baseline_at_{n}"] = max(others)
     groups = dict(Counter(row["group"] for row in rows))
     entry = {"command": this_command(), "lattices": rows, "groups": groups, **figures}
     record_results(out, "lattices", entry, headline)
