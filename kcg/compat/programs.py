@@ -151,9 +151,9 @@ def in_a_row_s(device: str, call: Callable[[], object], count: int) -> list[floa
         return [device_seconds(device, call) for _ in range(count)]
     import ctypes
 
-    from tinygrad.helpers import init_c_var
     from tinygrad.runtime.autogen import cuda
     from tinygrad.runtime.ops_cuda import check
+    from tinygrad.runtime.support.c import init_c_var
 
     check(cuda.cuCtxSetCurrent(Device[device].context))
     events = [init_c_var(cuda.CUevent, lambda x: cuda.cuEventCreate(ctypes.byref(x), 0)) for _ in range(count + 1)]

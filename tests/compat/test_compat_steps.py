@@ -188,3 +188,38 @@ def test_whether_a_calls_buffers_are_aligned_is_reported_before_it_runs(
     call = UOp.sink().call(whole, base.shrink(((offset, offset + 256),)).bitcast(dtypes.float32))
     assert programs.is_aligned(call) is aligned
     assert programs.single_device(call) == device
+
+
+def test_calls_in_a_row_are_timed_between_events_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, whose driver is made up here: five calls, six events in their order, one wait at the end."""
+    from tinygrad.runtime.autogen import cuda
+
+    done, made = list[str](), list[int]()
+
+    def create(place: Any, flags: int) -> int:
+        made.append(flags)
+        done.append("create")
+        return 0
+
+    def elapsed(seconds: Any, begin: Any, end: Any) -> int:
+        seconds._obj.value = 2.5  # milliseconds
+        return 0
+
+    def named(name: str) -> Any:
+        return lambda *arguments: done.append(name) or 0
+
+    for name in ("cuCtxSetCurrent", "cuEventRecord", "cuEventSynchronize", "cuEventDestroy_v2"):
+        monkeypatch.setattr(cuda, name, named(name.removeprefix("cuEvent")))
+    monkeypatch.setattr(cuda, "cuEventCreate", create)
+    monkeypatch.setattr(cuda, "cuEventElapsedTime", elapsed)
+    monkeypatch.setattr(programs, "Device", {"CUDA": type("Opened", (), {"context": None})()})
+    found = programs.in_a_row_s("CUDA", lambda: done.append("call"), 5)
+    assert found == [2.5e-3] * 5 and len(made) == 6
+    sent = [one for one in done if one in ("Record", "call", "Synchronize")]
+    assert sent == ["Record", *["call", "Record"] * 5, "Synchronize"] and done.count("Destroy_v2") == 6
+
+
+def test_calls_in_a_row_are_timed_one_by_one_elsewhere() -> None:
+    calls = list[int]()
+    found = programs.in_a_row_s(Device.DEFAULT, lambda: calls.append(1), 3)
+    assert len(calls) == 3 and len(found) == 3 and all(s >= 0 for s in found)
