@@ -54,6 +54,7 @@ REGIONS_SEARCH_S: Final = 10.0
 """Of it, for the search itself, once they are timed as the schedules of their parts: the first program that was
 measured of each region of Flux was within .5 % of the best of all 551."""
 PLANS_S: Final = 3.0  # for the plans of what was judged, and the result of each: of Flux 768 four
+PLAN_S: Final = 2.0  # for one, where no check of the whole compares them: of Flux 1024 two took 1.7 to 2.8 s
 REGIONS_TOO: Final = 2.0
 """So many times what judging was found of kernels takes it takes with regions, before any of these is searched."""
 JUDGING_SLOWER: Final = 1.4
@@ -214,7 +215,7 @@ class Estimates:
             return late_at
         if model_s:
             return self._end - model_s - self._of_regions(PLANS_S)
-        return late_at - (self._of_regions(PLANS_S) if any(work.proposed for work in self.works) else 0.0)
+        return late_at - (self._of_regions(PLAN_S) if any(work.proposed for work in self.works) else 0.0)
 
     def launches_until(self, until: float | None) -> float | None:
         """When the first launches under stress of what was just seen to be faster are to end, by `time.monotonic`,
