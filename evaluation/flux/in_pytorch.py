@@ -79,12 +79,9 @@ def inputs_of(config: FluxConfig, device: str) -> dict[str, torch.Tensor]:
     return inputs | ({"guidance": one.clone()} if config.variant == "dev" else {})
 
 
-def build_step(case: dict[str, Any], device: str) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
-    """The step of `preset` and its inputs. What is compiled is the model itself."""
+def velocity_of(model: Any) -> Any:
+    """diffusers' model as a module whose output is a tensor: what is compiled."""
     import torch
-
-    config = PRESETS[case["preset"]]
-    model = build_model(config, device)
 
     class Velocity(torch.nn.Module):
         """The model with a tensor as its output."""
@@ -96,7 +93,13 @@ def build_step(case: dict[str, Any], device: str) -> tuple[Callable[..., Any], d
         def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
             return self.model(**inputs, return_dict=False)[0]
 
-    return Velocity(), inputs_of(config, device)
+    return Velocity()
+
+
+def build_step(case: dict[str, Any], device: str) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:
+    """The step of `preset` and its inputs. What is compiled is the model itself."""
+    config = PRESETS[case["preset"]]
+    return velocity_of(build_model(config, device)), inputs_of(config, device)
 
 
 def build(case: Case, device: str) -> tuple[Callable[..., Any], dict[str, torch.Tensor]]:

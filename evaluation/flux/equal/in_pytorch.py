@@ -20,24 +20,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from evaluation.flux.equal.blocks import INPUTS, WEIGHTS, Meter, NoMeter, commands_of
-from evaluation.flux.in_pytorch import build_model, compiled
+from evaluation.flux.in_pytorch import build_model, compiled, velocity_of
 from evaluation.flux.weights import diffusers_inputs, diffusers_state
 from evaluation.pytorch.serving import answering
 from kcg.workloads.flux import flux_config
 
 Call = Callable[[], object]
-
-
-class Velocity(torch.nn.Module):
-    """The model with a tensor as its output."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.model(**inputs, return_dict=False)[0]
-        return output
 
 
 class TorchSteps:
@@ -65,14 +53,14 @@ class TorchSteps:
         model = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()})
         inputs = {name: value.float() for name, value in self.inputs.items()}
         with torch.no_grad(), _in_float32(model):
-            return self.output(lambda: Velocity(model)(**inputs))
+            return self.output(lambda: velocity_of(model)(**inputs))
 
     def ready(self, name: str, settings: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:
-        function: Any = Velocity(self.model)
+        function: Any = velocity_of(self.model)
         if name != "eager":
             own = name.startswith(("max-autotune", "recipe"))  # what is compiled in place is a copy
             model = copy.deepcopy(self.model, {id(one): one for one in self.model.parameters()}) if own else self.model
-            function = compiled(Velocity(model), name)
+            function = compiled(velocity_of(model), name)
 
         def call() -> object:
             with torch.no_grad():
