@@ -72,6 +72,11 @@ def parameters_of(schedule: Schedule) -> dict[str, float]:
     return found
 
 
+def settings_of(parameters: Parameters) -> dict[str, float]:
+    """Those that mean the same in every region: not which axes a tile holds."""
+    return {name: value for name, value in parameters.items() if not name.startswith("axes")}
+
+
 def apart(one: Parameters, other: Parameters) -> float:
     """How far two programs are apart."""
     return sum(abs(one.get(name, 0.0) - other.get(name, 0.0)) for name in {*one, *other})
@@ -112,6 +117,7 @@ class Programs:
 
     def __init__(self, space: Space, schedules: Sequence[Schedule], expected_s: Sequence[float]) -> None:
         self.parameters = [parameters_of(one) for one in schedules]
+        self.settings = [settings_of(one) for one in self.parameters]
         self.expected_s = expected_s
         assert isinstance(space, HasCost)
         numbers = np.array([space.cost(one).features for one in schedules], dtype=float)
@@ -175,12 +181,15 @@ class Programs:
         return choose
 
     def listed(self, wanted: Sequence[Parameters]) -> Choose:
-        """These in their order, and then what is most like any of them."""
+        """Settings in their order, and then what is most like any of them."""
 
         def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
-            if len(known) < len(wanted):
-                return self.nearest(left, wanted[len(known)])
-            return min(left, key=lambda place: min(apart(self.parameters[place], one) for one in wanted))
+            some = wanted[len(known) : len(known) + 1] or wanted
+
+            def distance(place: int) -> tuple[float, float]:
+                return min(apart(self.settings[place], one) for one in some), self.expected_s[place]
+
+            return min(left, key=distance)
 
         return choose
 
@@ -201,7 +210,7 @@ class Elsewhere:
             if one.family == family or place is None or place[0][1] != forms:
                 continue
             for schedule in one.best:
-                words = {k: v for k, v in parameters_of(schedule).items() if not k.startswith("axes")}
+                words = settings_of(parameters_of(schedule))
                 key = json.dumps(words, sort_keys=True)
                 parameters[key] = words
                 found[key] += 1
@@ -219,7 +228,9 @@ class Elsewhere:
                 continue
             distance = float(np.abs(place[1] - here[1]).sum())
             ranked.append((place[0] != here[0], place[0][1] != here[0][1], distance, one.region.id, one))
-        return [parameters_of(one.best[0]) for *_, one in sorted(ranked, key=lambda entry: entry[:4])[:NEAREST]]
+        return [
+            settings_of(parameters_of(one.best[0])) for *_, one in sorted(ranked, key=lambda entry: entry[:4])[:NEAREST]
+        ]
 
     @staticmethod
     def _forms(space: Space) -> Any:

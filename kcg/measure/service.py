@@ -439,6 +439,10 @@ class MeasureService:
 
         self._detecting.add_done_callback(opened)
 
+    def when_open(self, call: Callable[[], object]) -> None:
+        """Call this, in any thread, once the device is open, if it opens."""
+        self._detecting.add_done_callback(lambda done: call() if done.exception() is None else None)
+
     # ---- what is measured on ----
 
     @property

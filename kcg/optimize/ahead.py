@@ -349,6 +349,7 @@ class Ahead:
             if self._device.judges:
                 self._error = error
             else:  # as of a GPU that lets only one process in: at the end the search's is gone
+                self._device.judges_at_end = True
                 self._log.alert(f"what is found is judged once the search is over: a second process says {error}")
         except BaseException as error:  # it belongs to the run's own thread, which asks for it
             self._error = error
@@ -377,7 +378,7 @@ class Ahead:
             row = self._judge.judged(now)
         if row is None:
             return  # the budget was over
-        if self._beside and known is not None:
+        if self._beside and known is not None and known.judging_s:
             self._took.add(known.judging_s, time.monotonic() - begun)
         row = self._judge.with_offers(now, row, ())
         before = self.rows.get(work.id)
@@ -464,21 +465,21 @@ class Ahead:
         view, now = self._view, time.monotonic()
         of_best, covered = self._of_best(view)
         left_s = self._left_s(view, now)
+        until, slower = view.estimates.judge_until(), self._took.slower(view.estimates.slower, JUDGED_S)
         found, waits_s = list[Lead](), 0.0
         for work in view.estimates.works:
             if not self._may(work, of_best):
                 continue
             known = self._known_of(work, now)
-            if self._tried.get(work.id) != known.firsts:
-                rest_s = left_s if work.id in view.searched else 0.0
-                led_s, is_covered, again = now - known.since, work.id in covered, work.id in self._tried
-                found.append(Lead(work.id, known.gain_s, led_s, rest_s, known.judging_s, is_covered, again))
-                waits_s += known.judging_s if work.proposed else 0.0
-        until = view.estimates.judge_until()
+            if self._tried.get(work.id) == known.firsts:
+                continue
+            if self._beside and until is not None and now + slower * known.judging_s > until:
+                continue  # it would only keep the device from what can end in time
+            rest_s = left_s if work.id in view.searched else 0.0
+            led_s, is_covered, again = now - known.since, work.id in covered, work.id in self._tried
+            found.append(Lead(work.id, known.gain_s, led_s, rest_s, known.judging_s, is_covered, again))
+            waits_s += known.judging_s if work.proposed else 0.0
         share = share_until(waits_s, self._log.elapsed_s, None if until is None else until - now)
-        if self._beside and until is not None:  # what cannot end in time would only keep the device from what can
-            slower = self._took.slower(view.estimates.slower, JUDGED_S)
-            found = [lead for lead in found if now + slower * lead.judging_s <= until]
         return [replace(lead, share=share) if lead.covered else lead for lead in found]
 
     def _may(self, work: RegionWork, of_best: Collection[str]) -> bool:

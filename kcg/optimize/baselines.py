@@ -72,8 +72,9 @@ def measure_baselines(
         meanwhile()
 
     def is_enough() -> bool:
-        """Whether the search may begin before the rest is timed."""
-        return leaves_tail and untimed_share(works) <= 1 - ENOUGH
+        """Whether the search may begin before the rest is timed: a few tell what is expected of that."""
+        few = min(BESIDE, len(works))
+        return leaves_tail and sum(w.is_timed for w in works) >= few and untimed_share(works) <= 1 - ENOUGH
 
     while flying and not is_enough():
         some = any(work.is_timed for work in sent.values())
@@ -97,15 +98,14 @@ def measure_baselines(
             send()
     timed, now = sum(work.is_timed for work in sent.values()), time.monotonic()
     untimed, share = count - timed, untimed_share(works)
+    tail = _Tail({f: sent[f] for f in flying}, waiting, turns, device) if leaves_tail else None
+    tail = None if tail is None or tail.is_over else tail
     if not timed:
-        return Measured(works, now, untimed, untimed_share=share)
+        return Measured(works, now, untimed, untimed_share=share, tail=tail)
     here = [work for work in sent.values() if work.is_timed]
     # a search compiles what it measures, also where these need not be compiled
     each_s = (now - turns.begun + device.service.spared_s(work.call.region for work in here)) / timed
     each_preparing_s = preparing_s(device.spread.spent_s) / timed
-    tail = _Tail({f: sent[f] for f in flying}, waiting, turns, device) if leaves_tail else None
-    if tail is not None and tail.is_over:
-        tail = None
     return Measured(works, now, untimed, each_s, each_preparing_s, untimed_share=share, tail=tail)
 
 
@@ -120,6 +120,7 @@ class _Tail:
         device: Device,
     ) -> None:
         self._flying, self._waiting, self._turns, self._device = flying, [*waiting], turns, device
+        turns.begin_beside()
 
     @property
     def is_over(self) -> bool:
@@ -134,6 +135,9 @@ class _Tail:
         return timed
 
     def finish(self, timeout_s: float | None) -> None:
+        """Wait so long for those that are on their way, without a limit for all."""
+        if timeout_s is None:
+            self._flying.update(zip(self._device.measure_baselines(self._waiting), self._waiting, strict=True))
         self._waiting.clear()
         done, _ = wait(self._flying, timeout=timeout_s)
         for future in done:
@@ -159,14 +163,18 @@ class _Turns:
         self._works, self._device, self._until, self._few = works, device, until, few
         self._over_at = budget.over_at if until is None else None
         self._before = sum(work.is_timed for work in works)
-        self.begun = time.monotonic()
+        self.begun = self._beside_since = time.monotonic()
 
     @property
     def has_time_beside(self) -> bool:
         """Whether what makes little of the time is timed while a search goes on."""
         if self._over_at is None:
             return True
-        return time.monotonic() < self.begun + TAIL * (self._over_at - self.begun)
+        return time.monotonic() < self._beside_since + TAIL * (self._over_at - self._beside_since)
+
+    def begin_beside(self) -> None:
+        """The search begins."""
+        self._beside_since = time.monotonic()
 
     def next(self, waiting: Sequence[RegionWork], *, flying: Sequence[RegionWork]) -> int:
         """How many of those that wait, while these are with the device."""
@@ -194,7 +202,7 @@ class _Turns:
 
     def _for_most(self, waiting: Sequence[RegionWork], flying: Sequence[RegionWork]) -> int:
         """How many of those that wait make, with what is timed or with the device, nearly all of the time by what is
-        expected; one more where that was not enough."""
+        expected; a few are on their way in any case, since it may be off."""
         missing_s = SURE * sum(work.expected_s for work in self._works)
         missing_s -= sum(work.expected_s for work in self._works if work.is_timed)
         missing_s -= sum(work.expected_s for work in flying)
@@ -202,7 +210,7 @@ class _Turns:
         while count < len(waiting) and missing_s > 0:
             missing_s -= waiting[count].expected_s
             count += 1
-        return count or int(not flying)
+        return max(count, BESIDE - len(flying), 0)
 
 
 def untimed_share(works: Sequence[RegionWork]) -> float:

@@ -26,6 +26,7 @@ from kcg.kernel.origins import origins_of
 from kcg.measure.child import first_program_job, start_job
 from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
+from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, SHORT_S
 from kcg.measure.service import BASELINE_TIMEOUT_S, JobReport, MeasureService, Request
 from kcg.measure.service import SAMPLER as JUDGE
@@ -159,6 +160,9 @@ class Device:
         self.hosts: FleetHosts | None = None
         self._bench: JudgingBench | None = None
         self._judging: MeasureService | None = None  # the bench's
+        self._judging_lock = threading.Lock()
+        self._rehearses_judging = self._is_closed = False
+        self.judges_at_end = False  # as of a GPU that lets only one process in
         self._children: list[Callable[[], None]] = [self._close_services]
 
     def _other_services(self) -> dict[str, MeasureService]:
@@ -183,15 +187,18 @@ class Device:
         return self._bench
 
     def _judging_service(self) -> MeasureService:
-        if self._judging is None:
-            self._judging = MeasureService(
-                self.choice.dev,
-                run_id=self.run_id,
-                compilers_of=self.service,
-                same_device=True,
-                jobs=JobReport(self.jobs.add),
-            )
-        return self._judging
+        with self._judging_lock:
+            if self._is_closed:
+                raise ServiceClosed
+            if self._judging is None:
+                self._judging = MeasureService(
+                    self.choice.dev,
+                    run_id=self.run_id,
+                    compilers_of=self.service,
+                    same_device=True,
+                    jobs=JobReport(self.jobs.add),
+                )
+            return self._judging
 
     @property
     def judges(self) -> bool:
@@ -222,6 +229,8 @@ class Device:
         return self.service.compile_workers + helping
 
     def _close_services(self) -> None:
+        with self._judging_lock:
+            self._is_closed = True
         if self._judging is not None:
             self._judging.close()
         self.spread.close()
@@ -466,15 +475,19 @@ class Device:
 
     def rehearse(self) -> None:
         """On a GPU have the children that measure and judge ready for their first jobs, while the workload is captured:
-        each opens the device, for which the other waits."""
+        the second opens the device once the first has, whose canary it is held against."""
         if not self.is_cpu:
             self.service.rehearse()
-            self.rehearse_judging()
+            self.service.when_open(self.rehearse_judging)
 
     def rehearse_judging(self) -> None:
-        """The same of the child that judges, on any device, if it was not asked for before."""
-        if self._judging is None:
-            self._judging_service().rehearse()
+        """The same of the child that judges, on any device, if it was not asked for before. Waits until the device is
+        open."""
+        with self._judging_lock:
+            begins, self._rehearses_judging = not self._rehearses_judging, True
+        if begins:
+            with contextlib.suppress(ServiceClosed):
+                self._judging_service().rehearse()
 
     def compile_ahead(self, workload: Workload) -> None:
         """While a workload is still being captured: on a GPU have tinygrad's own schedules of the kernels that were

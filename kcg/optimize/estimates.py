@@ -134,10 +134,10 @@ class Estimates:
         it, for half of the device's time; where regions join it, as long as what it finds can be judged: what saves
         less a second than what waits to be judged waits too (`Allocator.elsewhere`)."""
         after_s = self._end - self.final_cost_s()
-        if self.device.is_cpu:
+        if self.device.is_cpu or self.device.judges_at_end:
             return after_s
         if self.joins and (until := self.judge_until()) is not None:
-            return until - self._least_judging_s() - self._compile_s
+            return until - self.slower * sum(map(self.comparing_s, self._cheapest())) - self._compile_s
         now, spared_s = time.monotonic(), self._least_judging_s()
         return min(after_s + max(after_s - now, 0.0), self._end - self._model_s() - spared_s)
 
@@ -234,10 +234,11 @@ class Estimates:
             return patience_s
         return max(min(patience_s, until - time.monotonic()), 0.0)
 
-    @property
-    def checks_whole(self) -> bool:
-        """Whether there is time for the check of the whole, as far as a budget tells."""
-        return self.budget.over_at is None or self._model_s() > 0
+    def compares_plans(self) -> bool:
+        """Whether there is time for a check of the whole that compares plans, as far as a budget tells by now."""
+        if self.late_at is None or self._model_s() > 0:
+            return True
+        return time.monotonic() + self.whole_s(plans=2) <= self.late_at
 
     def expected_s(self) -> float | None:
         """Seconds from start to result, as far as they are known."""

@@ -283,7 +283,7 @@ def optimize(
                 store.refute(judging.failed, [*works, *(proposed.works if proposed is not None else ())], log=log)
             if proposed is not None:
                 most = PLANS if settings.effort == "thorough" else COMPARED - 1  # each is looked for in turn
-                most = most if estimates.checks_whole else 1  # else nothing tells them apart
+                most = most if estimates.compares_plans() else 1  # else nothing tells them apart
                 in_context = savings_in_context(
                     seen,
                     proposed,

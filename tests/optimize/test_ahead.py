@@ -21,6 +21,7 @@ from kcg.judge.finalists import Judge
 from kcg.judge.paired import FRESH_CHILD_S, Comparisons
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
+from kcg.measure.service import MeasureService
 from kcg.optimize import ahead
 from kcg.optimize.ahead import (
     SHARE,
@@ -236,6 +237,28 @@ def test_regions_are_judged_as_soon_as_programs_of_them_are_found(
         RegionWork, "searched", property(lambda work: [work.seen["tile"]] if "tile" in work.seen else [])
     )
     assert [lead.id for lead in run.ahead._leads()] == [region.id]
+
+
+def test_on_a_gpu_the_judging_child_opens_the_device_once_the_other_has(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held against the canary of that one; once it was asked for nobody asks again, and not after the end."""
+    device = opened.device
+    monkeypatch.setattr(type(device), "is_cpu", False)
+    begun, rehearse = list[object](), MeasureService.rehearse
+    monkeypatch.setattr(MeasureService, "rehearse", lambda one: begun.append(one) or rehearse(one))  # type: ignore[func-returns-value]
+    device.rehearse()
+    waited(lambda: device.judges)
+    judging = device.bench.service
+    assert judging._device.reference is device.service._device.reference is not None
+    device.rehearse_judging()
+    assert begun == [device.service, judging]
+
+
+def test_no_child_begins_once_the_run_has_ended(opened: Begun) -> None:
+    opened.device.close_children()
+    opened.device.rehearse_judging()
+    assert not opened.device.judges
 
 
 def test_on_a_gpu_what_cannot_end_in_time_is_not_begun(opened: Begun, monkeypatch: pytest.MonkeyPatch) -> None:

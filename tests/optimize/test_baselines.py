@@ -179,9 +179,37 @@ def test_on_a_gpu_a_search_waits_for_nothing_that_adds_next_to_nothing(
     clock = Clock(monkeypatch, lambda work: 0.3 if work is matmul else 4e-6, is_cpu=False)
     clock.service.compile_workers = 16
     measured = timed(clock, [*tiny, matmul], left_s=left_s, leaves_tail=True)
-    assert clock.sent == [matmul] and measured.untimed == 600 and measured.untimed_share < 1 - ENOUGH
+    assert clock.sent[0] is matmul and len(clock.sent) == BESIDE and measured.untimed == 601 - BESIDE
+    assert measured.untimed_share < 1 - ENOUGH
     assert measured.tail is not None and not measured.tail.is_over and measured.tail.turn() == []
-    assert len(clock.sent) == 1 + BESIDE and len(measured.tail.turn()) == BESIDE
+    assert len(clock.sent) == 2 * BESIDE and len(measured.tail.turn()) == BESIDE
+    measured.tail.finish(None if left_s is None else 10.0)
+    assert (sum(work.is_timed for work in [*tiny, matmul]) == 601) == (left_s is None), "without a budget all are"
+    assert measured.tail.is_over
+
+
+def test_what_one_sample_says_of_the_others_begins_no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that cannot be judged counts as a second a call: it would be all that is sent."""
+    some = sums()
+    works = [RegionWork(WorkloadCall(work.call.region, 1), work.space) for work in some]
+    monkeypatch.setattr(RegionWork, "expected_s", property(lambda work: 57.0 if work is works[0] else 1e-5))
+    clock = Clock(monkeypatch, lambda work: 1e-3, is_cpu=False)
+    clock.service.compile_workers = 16
+    measured = timed(clock, works, left_s=None, leaves_tail=True)
+    assert len(clock.sent) > 30 and measured.untimed_share <= 1 - ENOUGH
+
+
+def test_a_run_that_goes_on_has_the_tail_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, matmul = sums(), work_of(empty(2048, 2048) @ empty(2048, 2048))
+    works = [matmul, *(RegionWork(work.call, work.space) for work in some)]
+    for work in works[:6]:
+        work.keep(Observation(work.space.baseline(), Status.OK, 0.3 if work is matmul else 4e-6, work.id))
+    clock = Clock(monkeypatch, lambda work: 4e-6, is_cpu=False)
+    tail = timed(clock, works, left_s=None, leaves_tail=True).tail
+    assert tail is not None
+    while not tail.is_over:
+        tail.turn()
+    assert all(work.is_timed for work in works)
 
 
 def test_on_a_cpu_nothing_is_timed_beside_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1153,9 +1153,12 @@ def test_both_searches_leave_the_time_to_judge_what_regions_find(
     kernels = replace(expected, measured=replace(expected.measured, works=works, at=begun + 22.0), budget=budget)
     until_s = kernels.search_until() - begun
     assert 90 < until_s < 100
-    until = replace(kernels, joins=True).search_until() - begun
-    compile_s = kernels._compile_s
-    assert until == pytest.approx(300 - 49 - estimates.PLANS_S - 10 - compile_s), "regions join it"
+    until, judging_s = replace(kernels, joins=True).search_until() - begun, estimates.PLANS_S + 49
+    judging_s += kernels.slower * min(map(kernels.comparing_s, works)) + kernels._compile_s
+    assert until == pytest.approx(300 - judging_s), "regions join it"
+    monkeypatch.setattr(expected.device, "judges_at_end", True)
+    assert replace(kernels, joins=True).search_until() - begun == pytest.approx(300 - 49 - 70), "judged at the end"
+    monkeypatch.setattr(expected.device, "judges_at_end", False)
     region = replace(works[0], proposed=True)
     clock.now_s += until_s + 25
     timed = replace(kernels.measured, works=[*works, region], at=clock.now_s, kernels_at=begun + 22.0)
@@ -1183,14 +1186,21 @@ def test_a_search_that_is_over_waits_on_a_gpu_only_for_what_can_be_judged(
     assert expected.waits_s() is None
 
 
-@pytest.mark.parametrize("model_s", [0.0, 20.0])
-def test_plans_are_made_for_the_check_that_compares_them(
-    expected: Estimates, monkeypatch: pytest.MonkeyPatch, model_s: float
+def test_plans_are_made_for_a_check_that_has_time_to_compare_them(
+    expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Estimates, "_model_s", lambda estimates: model_s)
-    assert expected.checks_whole is bool(model_s)
+    monkeypatch.setattr(Estimates, "_model_s", lambda estimates: 0.0)
+    monkeypatch.setattr(Estimates, "whole_s", lambda estimates, plans: 10.0 * plans)
+    clock, late_at = Clock(monkeypatch), expected.late_at
+    assert late_at is not None
+    for left_s, compares in ((19.0, False), (21.0, True)):
+        clock.now_s = late_at - left_s
+        assert expected.compares_plans() is compares
+    clock.now_s = late_at
     without = replace(expected, budget=Budget(started=expected.budget.started, limit_s=None, measurements=None))
-    assert without.checks_whole, "without a budget there is time for all"
+    assert without.compares_plans(), "without a budget there is time for all"
+    monkeypatch.setattr(Estimates, "_model_s", lambda estimates: 20.0)
+    assert expected.compares_plans(), "time is kept for it"
 
 
 def test_when_time_is_over_no_plan_is_made_again(

@@ -126,12 +126,16 @@ class Turns:
                 if left_s <= 0 or not self._sides[side].alive:
                     raise Lost("there was no time for it" if left_s <= 0 else "its process ended before")
                 own = {"result": str(self._result.absolute())} if name == KCG and self._result is not None else {}
-                one |= self._ask(side, {"do": "ready", "name": name, **own}, min(READY_S, left_s))
+                found = self._ask(side, {"do": "ready", "name": name, **own}, min(READY_S, left_s))
             except Lost as error:
                 one["reason"] = str(error)
                 typer.echo(f"{name}: {error}")
                 self._ready = [other for other in self._ready if self._sides[side_of(other)].alive]
+                self._keep()
                 continue
+            if any(one.get(key, value) != value for key, value in found.items() if key != "ready_s"):
+                one.clear()  # blocks of another program
+            one |= found
             one.pop("reason", None)
             if (reference := self._folder / REFERENCE).exists():
                 one["error"] = rounded(error_of(self._folder / f"{name}.npy", reference))
