@@ -308,6 +308,8 @@ def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
         "provisional_share_max": max((row["provisional_share"] for row in of_runs if "after_s" in row), default=None),
         "worse_with_more_time_max": rounded(max(0.0, *worse)) if worse else None,
     }
+    if of_runs and all(row["device"] == "CPU" for row in of_runs):
+        figures = {f"cpu_{name}": value for name, value in figures.items()}
     figures["store_hit_s"] = rows.get(f"flux_1024/{STORE}", {}).get("s")
     figures["cpu_store_hit_s"] = rows.get(f"flux_mini/{STORE}", {}).get("s")
     if on_gpu := [row for row in of_runs if "device_busy" in row and row["device"] == "CUDA"]:
