@@ -181,13 +181,15 @@ class Programs:
         return choose
 
     def listed(self, wanted: Sequence[Parameters]) -> Choose:
-        """Settings in their order, and then what is most like any of them."""
+        """These in their order, and then what is most like any of them: by their axes too, where they name some."""
+        names_axes = any(name.startswith("axes") for one in wanted for name in one)
+        seen = self.parameters if names_axes else self.settings
 
         def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
             some = wanted[len(known) : len(known) + 1] or wanted
 
             def distance(place: int) -> tuple[float, float]:
-                return min(apart(self.settings[place], one) for one in some), self.expected_s[place]
+                return min(apart(seen[place], one) for one in some), self.expected_s[place]
 
             return min(left, key=distance)
 
