@@ -12,7 +12,8 @@ asks for is the nearest program of the lattice that was not measured.
   Bayesian optimisation: Song et al., 2022; boosted trees as in Helion's autotuner), by parameters and the cost's
   numbers.
 - `common`: the eight settings that were most often within 5 % of the best of a region, of other families.
-- `nearest region`: the best program of the recorded region of another family that is most alike, then of the next one.
+- `nearest region`: the settings of the best program of the recorded region of another family that is most alike, then
+  of the next one. Which axes a tile holds is left out of both, also of regions of one kind, where it means the same.
 
 Drawn ones are means over `SEEDS` seeds.
 """
@@ -181,15 +182,13 @@ class Programs:
         return choose
 
     def listed(self, wanted: Sequence[Parameters]) -> Choose:
-        """These in their order, and then what is most like any of them: by their axes too, where they name some."""
-        names_axes = any(name.startswith("axes") for one in wanted for name in one)
-        seen = self.parameters if names_axes else self.settings
+        """Settings in their order, and then what is most like any of them."""
 
         def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
             some = wanted[len(known) : len(known) + 1] or wanted
 
             def distance(place: int) -> tuple[float, float]:
-                return min(apart(seen[place], one) for one in some), self.expected_s[place]
+                return min(apart(self.settings[place], one) for one in some), self.expected_s[place]
 
             return min(left, key=distance)
 

@@ -55,7 +55,7 @@ def main(
     from kcg.report.result import read_result
     from kcg.workloads.registry import find
 
-    begun, limit_s = time.monotonic(), parse_budget(budget) if budget else float("inf")
+    begun, limit_s = time.monotonic(), parse_budget(budget) if budget else math.inf
     dev = choose_device(device).dev
     preset = find("flux", preset, dev)[1]
     names, last = ([name.strip() for name in some.split(",") if name.strip()] for some in (contenders, later))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from evaluation.predictor.intervals import ratio_interval
 from evaluation.rows import Row, rounded
 
 KCG: Final = "kcg"
@@ -17,7 +17,6 @@ COMPILED: Final = ("default", "max-autotune-no-cudagraphs", "recipe")
 """Modes of torch.compile, and the public recipe by it."""
 AGREES: Final = 1.1
 """So many times PyTorch's error against float32 kcg's may be."""
-DRAWS, COVERED = 2_000, 0.95
 
 
 def order_of(names: Sequence[str], turn: int) -> list[str]:
@@ -42,18 +41,10 @@ def joules(blocks: Sequence[Row]) -> float | None:
     return None if any(one is None for one in used) else sum(used) / len(used)
 
 
-def share(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
+def share(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
     """The share of one's sum of the other's, turn by turn in pairs, and the ends of its 95 % interval: of a bootstrap
     over turns."""
-    pairs = [*zip(ours, theirs, strict=True)]
-    rng = random.Random(seed)
-
-    def of(some: Sequence[tuple[float, float]]) -> float:
-        return sum(a for a, _ in some) / sum(b for _, b in some)
-
-    drawn = sorted(of(rng.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
-    cut = int((1 - COVERED) / 2 * DRAWS)
-    return of(pairs), drawn[cut], drawn[-1 - cut]
+    return sum(ours) / sum(theirs), *ratio_interval([*zip(ours, theirs, strict=True)])
 
 
 def error_of(output: Path, reference: Path) -> float:
