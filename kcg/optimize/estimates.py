@@ -210,10 +210,9 @@ class Estimates:
         """When judging is to end, by `time.monotonic`, so that plans can be made and the whole model be checked in
         time. Where there is no time for that it has what still counts as in time: a search that ended half a second
         late would have found its last for nothing. None: whenever."""
-        model_s, late_at = self._model_s(), self.late_at
-        if self.budget.over_at is None or late_at is None:
-            return late_at
-        if model_s:
+        if (late_at := self.late_at) is None:
+            return None
+        if model_s := self._model_s():
             return self._end - model_s - self._of_regions(PLANS_S)
         return late_at - (self._of_regions(PLAN_S) if any(work.proposed for work in self.works) else 0.0)
 
