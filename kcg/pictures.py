@@ -336,6 +336,11 @@ def _drawn(draw: Draw, width: float, height: float, *, narrow: bool = False, tit
     return list(_marks(ElementTree.fromstring(written.getvalue()), titles))
 
 
+def get_ready() -> None:
+    """Load what drawing takes, which the first picture waits for otherwise, by drawing nothing."""
+    _drawn(lambda sheet: None, WIDE, NARROW)
+
+
 def _marks(svg: ElementTree.Element, titles: Sequence[str]) -> Iterator[str]:
     """Of each group that `Panel` named: its texts, paths and circles, with classes in the place of colours."""
     for group in svg.iter(f"{_SVG}g"):

@@ -343,6 +343,7 @@ class MeasureService:
         self._references = compilers_of._references if compilers_of else {}
         self._compiling = 0
         self._ready: list[Ready] = []
+        self._round = 0  # of what is measured: what was asked for before and is compiled later is not timed
         self._by_binary: dict[TimingKey, Future[TimeOutcome] | Measurement] = {}
         self.device_error: DeviceError | None = None  # set when the device does not open again after a fault
         self._floors: dict[tuple[str, CacheState], float] = {}
@@ -634,6 +635,10 @@ class MeasureService:
             self._release(compiled=1)
         return futures
 
+    def give_up(self) -> None:
+        """Nobody waits any more for what was asked for and is not compiled yet: it is not timed, nor recorded."""
+        self._round += 1
+
     def measure_compiled(self, request: Request, compiled: Executable) -> Future[Measurement]:
         """Time a binary that is compiled already, as `measure` does."""
         future = _new_future()
@@ -656,7 +661,7 @@ class MeasureService:
     ) -> None:
         """Compile a schedule once, and time it for each request whose binary has no `known` timing. `compiler` is
         another function than the usual one, with its arguments; `made` is what compiling it came to elsewhere."""
-        first = asked[0].request
+        first, round_ = asked[0].request, self._round
         for one in asked:
             self.begin_references(one.request.region, one.request.variables)
         bindings = [one.request.variables for one in asked]
@@ -688,7 +693,11 @@ class MeasureService:
                     else:
                         of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
                 now += of_one if group is None else group.compiled(place, of_one)
-            if now:
+            if round_ != self._round:  # nobody waits for it any more
+                for request, _, future in now:
+                    ways = {"timeout": Status.TIMEOUT, "other": Status.LAUNCH_ERROR}
+                    self._fail(request, future, ServiceClosed(), **ways, record=False)
+            elif now:
                 with self._lock:
                     self._ready += now
                 self._release()

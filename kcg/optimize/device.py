@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 30.0  # of finding where a space begins
 FIRST_TIMEOUT_S = 60.0  # of that and of compiling what is there
+SEEN_SHARE = 0.01  # of what is expected of all that was seen: of what takes less no other program is made ahead
 LEAST_COMPILE_S = 3.0  # of a schedule: most take one
 PASSING = (Status.NOISY, Status.WORKER_DIED, Status.UNJUDGED)
 """A run that goes on measures these again: they say little of the schedule, or the reference may know more by now."""
@@ -129,6 +130,7 @@ class Device:
         self.taken: dict[str, costs.Taken] = {}  # what jobs of this run took, by their kind
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
         self._spaces: dict[str, Space] = {}  # of regions' baselines
+        self._seen_s = 0.0  # what kernels are expected to take that were seen while they were recorded
         self._of_kinds: dict[tuple[str, str], Space | Unsupported] = {}  # by the id of a region, and the kind
         self._failed: set[tuple[str, Schedule, Status]] = set()
         self._chosen: dict[tuple[str, Schedule], Chosen] = {}  # why schedules are measured, by the id of their region
@@ -500,6 +502,19 @@ class Device:
             works = [RegionWork(call, self._space_of(call.region)) for call in workload.calls if not call.variables]
             for work in sorted(works, key=lambda work: -work.expected_s):
                 self.service.compile_ahead(work.call.region, work.space.baseline())
+
+    def get_ready(self, workload: Workload) -> None:
+        """While a program is being recorded: have idle cores of a GPU's host do what a search begins with, of kernels
+        that it ran first. tinygrad's own schedules are compiled, and of those that matter among what was seen the first
+        programs of other kinds. Waits until the device is open."""
+        if self.is_cpu or self._settings.measurements == 0 or self._settings.resume:
+            return
+        works = sorted(self.spaces_of(workload), key=lambda work: -work.expected_s)
+        for work in works:
+            self.service.compile_ahead(work.call.region, work.space.baseline())
+        self._seen_s += sum(work.expected_s for work in works)
+        matter = [work for work in works if work.expected_s >= SEEN_SHARE * self._seen_s]
+        self.first_programs(matter[: self.service.compile_workers])
 
     def _space_of(self, region: Region) -> Space:
         from kcg.kernel.kinds import space_of

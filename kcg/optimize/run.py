@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -57,6 +58,7 @@ from kcg.report.endings import ANSWERED, exit_code_of
 from kcg.report.formats import format_seconds, format_share
 from kcg.report.next_steps import resumed
 from kcg.report.page import FILE_NAME as REPORT
+from kcg.report.page import get_ready as get_ready_for_report
 from kcg.report.page import write_report
 from kcg.report.phases import BASELINES, CAPTURING, JUDGING, MODEL, OPENING, SEARCH
 from kcg.report.result import read_result, write_result
@@ -148,7 +150,8 @@ def optimize(
             with log.jobs.doing(JobKind.CAPTURE, _subject(settings)):
                 left.forget(device.folder / left.FOLDER)
                 keeping = left.Keeping(device.folder / left.FOLDER, settings.seed) if settings.script_check else None
-                early_kernels = device.compile_ahead if preloads else None
+                get_ready = device.compile_ahead if settings.program is None else device.get_ready
+                early_kernels = get_ready if preloads else None
                 captured = capture(settings, device, budget=budget, log=log, keeping=keeping, seen=early_kernels)
                 if settings.program is not None:
                     with contextlib.suppress(UsageError):  # then a whole that is found wrong later is so with all of it
@@ -230,6 +233,8 @@ def optimize(
                 store.measure_unclear(works, device=device)
                 store.leave_out(works, estimates, log=log)
             log.begin(SEARCH)
+            if not device.is_cpu:  # where nothing else may run while a sample is taken
+                threading.Thread(target=get_ready_for_report, name="kcg-report", daemon=True).start()
             if (whole := runner.ahead()) is not None:
                 children.enter_context(whole)
             joining: Joining | None = None
@@ -255,6 +260,7 @@ def optimize(
             if proposed is not None:
                 estimates, candidates = proposed.estimates, proposed.candidates
             early.end()
+            device.service.give_up()  # on programs that the search sent to the compilers and did not wait for
             log.begin(JUDGING)
             if due := estimates.likely():
                 about = format_seconds(estimates.judging_s())
@@ -383,7 +389,7 @@ def capture(
     seen: Callable[[Workload], object] | None = None,
 ) -> Captured:
     """The workload's kernels; those of a script by running it once, where what it leaves is kept if it is wanted.
-    `seen` is told of the others as soon as they are known, see `kcg.workloads.capture.watched`."""
+    `seen` is told of them as soon as they are known, see `kcg.workloads.capture.watched` and `capture_program`."""
     from kcg.workloads.registry import find
 
     begin = time.monotonic()
@@ -398,7 +404,7 @@ def capture(
     log.progress.phase(f"running {program.label} to record its kernels")
     with log.progress.paused():  # the program writes to the terminal
         late = _late(program.label, budget, log)
-        captured = capture_program(program, dev=device.choice.dev, late=late, keeping=keeping)
+        captured = capture_program(program, dev=device.choice.dev, late=late, keeping=keeping, seen=seen)
     recorded_s = time.monotonic() - begin
     if captured.interrupted:
         raise KeyboardInterrupt

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kcg.files import write_whole
 from kcg.measure.device_info import HOLDS_BACK, words_of
 from kcg.pictures import PAGE_STYLE
+from kcg.pictures import get_ready as get_ready_to_draw
 from kcg.report.charts import expected_picture, roofline_picture, roofs_of, share_picture
 from kcg.report.counts import nouns_of, share_of
 from kcg.report.endings import incomplete, outlook_lines
@@ -282,6 +283,13 @@ def write_report(result: Result, folder: Path, *, journal: Journal | None = None
     timeline = timeline_beside(beside, result) if journal is None else timeline_in(journal, result)
     write_whole(path, render_report(result, beside, timeline=timeline).encode("utf-8", "replace"))
     return path
+
+
+def get_ready() -> None:
+    """Load what drawing a page takes: half of the time of the first one, for who is idle before there is a result."""
+    get_ready_to_draw()
+    for name in environment().list_templates(extensions=["jinja"]):
+        environment().get_template(name)
 
 
 @cache

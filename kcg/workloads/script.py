@@ -43,7 +43,7 @@ from kcg.kernel.symbolic import VALUES_KEPT, merged, seen_by
 from kcg.types import Kernel, LeftOut, Region, Workload, WorkloadCall
 from kcg.types import Sequence as CallSequence
 from kcg.workloads.lowered import LoweredWriter, read_lowered
-from kcg.workloads.tally import Tally, read_tally
+from kcg.workloads.tally import Following, Tally, read_tally
 
 if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
@@ -307,6 +307,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # signals that end a process, which th
 INTERRUPT_AGAIN_S = 2.0  # a script that Ctrl-C has not ended by then is told again
 TERMINATE_S = 5.0  # and then is told to end, if it does not listen
 KILL_S = 5.0
+FOLLOWING_S = 0.2  # between two looks at what a program ran
 
 
 @dataclass(frozen=True)
@@ -346,14 +347,20 @@ def bounded(text: str) -> str:
 
 
 def capture_program(
-    program: Program, *, dev: str, late: Late | None = None, keeping: Keeping | None = None
+    program: Program,
+    *,
+    dev: str,
+    late: Late | None = None,
+    keeping: Keeping | None = None,
+    seen: Callable[[Workload], object] | None = None,
 ) -> Captured:
     """Record `program` in a child process; what it prints goes to stderr.
 
     The workload is `script:` and the program's name, its preset the arguments. tinygrad's cache is a new one for this
-    run. With `keeping` it has fixed seeds, and what it leaves is kept, if it ends well (`kcg.workloads.left`). A
-    program that still runs when it is `late` is waited for all the same. One that raises, exits with an error,
-    is interrupted, or dies by a signal keeps what it ran, and a note says how it ended.
+    run. With `keeping` it has fixed seeds, and what it leaves is kept, if it ends well (`kcg.workloads.left`). `seen`
+    gets the kernels that it ran first while it goes on, in a thread. A program that still runs when it is `late` is
+    waited for all the same. One that raises, exits with an error, is interrupted, or dies by a signal keeps what it
+    ran, and a note says how it ended.
 
     Raises UsageError where there is no such program, ScriptError where it ran no kernel that can be recorded,
     KeyboardInterrupt where this process is interrupted before a kernel was recorded.
@@ -366,7 +373,8 @@ def capture_program(
         environment = {**os.environ, "DEV": dev, "CACHEDB": str(Path(folder) / "cache.db")}
         if keeping is not None:
             environment["PYTHONHASHSEED"] = str(keeping.seed % 2**32)
-        code, interrupted = _run([*command, *program.arguments], environment, late)
+        with contextlib.nullcontext() if seen is None else _followed(Path(folder), workload_name(program), seen):
+            code, interrupted = _run([*command, *program.arguments], environment, late)
         found = json.loads(out.read_text()) if out.exists() else None
         answer = found or _answer_of_the_dead(program, Path(folder), device=dev.split(":")[0], code=code)
         lowered = read_lowered(Path(folder))
@@ -377,6 +385,27 @@ def capture_program(
         kind, message = answer["error"]
         raise {"script": ScriptError, "usage": UsageError}.get(kind, KcgError)(message)
     return Captured(workload_of(answer), tuple(answer["notes"]), interrupted, lowered)
+
+
+@contextlib.contextmanager
+def _followed(folder: Path, name: str, seen: Callable[[Workload], object]) -> Iterator[None]:
+    """Inside this block `seen` gets the kernels that a program runs, as soon as they are written down. What goes wrong
+    with them is seen again by whoever has all of them."""
+    ended, following = threading.Event(), Following(folder)
+
+    def follow() -> None:
+        with contextlib.suppress(Exception):
+            while not ended.wait(FOLLOWING_S):
+                if kernels := following.kernels():
+                    seen(Workload(name, "", tuple(WorkloadCall(Region((kernel,)), 1) for kernel in kernels)))
+
+    thread = threading.Thread(target=follow, name="kcg-following", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+    thread.join()  # not of a program that was interrupted
 
 
 def _unforeseen(code: int) -> str:

@@ -4,7 +4,8 @@ A signal such as SIGSEGV or SIGKILL ends a process without exit handlers. So the
 line to a file, and each execution is counted in another one, by a store into memory that the two share: what a process
 has written to a file or to a shared mapping stays there when it dies. A line that was cut off by the end counts for
 nothing. `Tally` writes in the program's process, and never disturbs it: what cannot be written is not. `read_tally`
-reads in another one. A program that ends in any other way is recorded by what its recorders know.
+reads in another one, and `Following` does while the program runs. A program that ends in any other way is recorded by
+what its recorders know.
 
 Importing this module imports no tinygrad.
 """
@@ -191,6 +192,32 @@ def read_tally(folder: Path) -> Tallied:
         plain["queued"],
         plain["processes"],
     )
+
+
+class Following:
+    """Reads the kernels that a `Tally` writes down, while it does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._read, self._known = folder / LINES, 0, set[str]()
+
+    def kernels(self) -> list[Kernel]:
+        """Those that the program ran since the last time, each once; not those that run with values of variables."""
+        try:
+            with self._file.open("rb") as lines:
+                lines.seek(self._read)
+                data = lines.read()
+        except FileNotFoundError:  # it ran nothing yet
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        found = {}
+        for line in map(json.loads, whole.splitlines()):
+            if line["kind"] == "kernel" and not line["variables"]:
+                kernel = Kernel(line["ast"])
+                if kernel.id not in self._known:
+                    self._known.add(kernel.id)
+                    found[kernel.id] = kernel
+        return [*found.values()]
 
 
 def _counted_lines(folder: Path) -> Iterator[tuple[dict[str, Any], int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.measure import lifetime
 from kcg.measure.device_info import detect, first_line
-from kcg.measure.jobs import JointJob, PairedJob
+from kcg.measure.jobs import CompileOutcome, JointJob, PairedJob
 from kcg.measure.protocol import (
     MIN_SAMPLES,
     MOST_SAMPLES,
@@ -299,6 +299,18 @@ def test_what_is_compiled_ahead_is_not_compiled_again(service: MeasureService, r
     row = one(service, Request(MATMUL, RAW, samples=3))
     assert service.compilations == compiled + 1 and row.status is Status.OK and row.compile_s > 0
     assert recorder.rows == [row] and service.has_compiled(MATMUL, RAW)
+
+
+def test_what_is_given_up_while_it_compiles_is_not_timed(service: MeasureService, recorder: Recorder) -> None:
+    """The child has not one job of it, nothing is recorded, and what is asked for afterwards is timed."""
+    outcome, compiling = service.compiled(MATMUL, RAW).result(timeout=PATIENCE_S), Future[CompileOutcome]()
+    timed, request = service.binaries_timed, Request(MATMUL, RAW, samples=3)
+    (waiting,) = service.measure([request], made={RAW: compiling})
+    service.give_up()
+    compiling.set_result(outcome)
+    assert waiting.result(timeout=PATIENCE_S).status is Status.WORKER_DIED
+    assert recorder.rows == [] and service.binaries_timed == timed
+    assert one(service, request).status is Status.OK and service.binaries_timed == timed + 1
 
 
 def test_a_rehearsal_is_a_job_like_any_other(service: MeasureService) -> None:

@@ -255,6 +255,23 @@ def test_on_a_gpu_the_judging_child_opens_the_device_once_the_other_has(
     assert begun == [device.service, judging]
 
 
+def test_on_a_gpu_kernels_of_a_script_are_compiled_while_it_is_recorded(
+    opened: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured of them later is not compiled again; on a CPU nothing is compiled beside a program."""
+    device, workload = opened.device, opened.captured.workload
+    asked = list[str]()
+    monkeypatch.setattr(MeasureService, "compile_ahead", lambda service, region, schedule: asked.append(region.id))
+    monkeypatch.setattr(type(device), "first_programs", lambda device, works: asked.extend(work.id for work in works))
+    device.get_ready(workload)
+    assert asked == []
+    monkeypatch.setattr(type(device), "is_cpu", False)
+    device.get_ready(workload)
+    regions = [call.region.id for call in workload.calls]
+    assert sorted(asked[: len(regions)]) == sorted(regions)
+    assert 0 < len(asked[len(regions) :]) <= min(len(regions), device.service.compile_workers)
+
+
 def test_no_child_begins_once_the_run_has_ended(opened: Begun) -> None:
     opened.device.close_children()
     opened.device.rehearse_judging()

@@ -593,3 +593,17 @@ def test_a_target_that_reports_no_bandwidth_or_clock_has_a_page(number: float | 
     sample = sample_result()
     target = replace(sample.target, bandwidth_bytes_s=number or 0.0, clock_limit_mhz=number, cores=0)
     assert "</html>" in render_report(replace(sample, target=target))
+
+
+def test_what_a_page_takes_can_be_loaded_before() -> None:
+    """Whoever is idle does so: drawing a page loads no module and compiles no template then."""
+    code = (
+        "import sys\nfrom kcg.report.page import environment, get_ready, render_report\n"
+        "from tests.report.test_report import sample_result\nresult = sample_result()\nget_ready()\n"
+        "loaded = {one for one in sys.modules if one.partition('.')[0] in ('matplotlib', 'jinja2')}\n"
+        "templates = len(environment().cache)\nrender_report(result)\n"
+        "now = {one for one in sys.modules if one.partition('.')[0] in ('matplotlib', 'jinja2')}\n"
+        "assert now == loaded and len(environment().cache) == templates, now - loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

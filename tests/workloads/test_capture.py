@@ -342,6 +342,27 @@ def test_a_kernel_that_divides_by_zero_costs_only_itself(tmp_path: Path) -> None
     assert sum(call.calls for call in workload.calls) == 2
 
 
+def test_kernels_are_told_of_while_the_program_runs(tmp_path: Path) -> None:
+    """Those that ran are, each once, while it waits to run another; what runs with values of variables is not."""
+    script, told = tmp_path / "waits.py", tmp_path / "told"
+    script.write_text(
+        "import pathlib, time\nfrom tinygrad import Tensor, UOp\nx = Tensor(list(range(64)), dtype='int32').realize()\n"
+        "for _ in range(3): (x + 1).realize()\n"
+        f"while not pathlib.Path({str(told)!r}).exists(): time.sleep(0.05)\n"
+        "size = UOp.variable('size', 1, 64).bind(8)\n(x[:size] * 2).sum().realize()\n(x * 3).realize()\n"
+    )
+    seen = list[Workload]()
+
+    def tell(workload: Workload) -> None:
+        seen.append(workload)
+        told.touch()
+
+    captured = capture_program(Program(Form.SCRIPT, str(script), ()), dev=DEV, seen=tell)
+    ids = [call.region.id for workload in seen for call in workload.calls]
+    assert ids[0] in {call.region.id for call in captured.workload.calls} and len(ids) == len(set(ids))
+    assert not {call.region.id for call in captured.workload.calls if call.variables} & set(ids)
+
+
 def test_a_line_that_the_end_cut_off_counts_for_nothing(tmp_path: Path) -> None:
     tally = Tally(tmp_path, Recorder(), device="CPU")
     tally.ran(Unrecorded("key", "name", "reason"), 3)
