@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from evaluation.flux.equal.blocks import INPUTS, WEIGHTS, Meter, NoMeter, commands_of
+from evaluation.flux.equal.blocks import EXACT, INPUTS, WEIGHTS, Meter, NoMeter, commands_of
 from evaluation.pytorch.serving import answering
 
 Call = Callable[[], object]
@@ -29,6 +29,7 @@ class TinySteps:
     def load(self, folder: Path) -> None:
         """The weights of the folder where they are there, else random ones, which are written there."""
         from kcg.workloads import flux
+        from kcg.workloads.family import tensor_of
         from kcg.workloads.flux_weights import load_weights, random_inputs, random_weights
 
         self.model, _ = flux.build(self.preset)
@@ -38,6 +39,8 @@ class TinySteps:
             random_weights(self.model, 0)
             write_weights(self.model, path)
         self.inputs = random_inputs(self.model.config, 1)
+        for name in EXACT.keys() & self.inputs.keys():
+            self.inputs[name] = tensor_of(np.array([EXACT[name]]), "float32")
         np.savez(folder / INPUTS, **{name: value.float().numpy() for name, value in self.inputs.items()})
 
     def ready(self, name: str, settings: Mapping[str, Any]) -> tuple[Call, dict[str, Any]]:

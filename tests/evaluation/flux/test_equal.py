@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from evaluation.flux.equal import __main__ as equal
+from evaluation.flux.equal.blocks import EXACT
 from evaluation.flux.equal.figures import compared, error_of, headline_of, order_of, share
 from evaluation.rows import Row
 
@@ -52,6 +53,22 @@ def test_the_headline_is_the_worst_gpu_beside_the_best_of_pytorch_there() -> Non
     assert headline_of("1024", {"GPU-a": row(0.1), "GPU-b": row(0.1, kcg_error=0.02)})["outputs_agree_1024"] is False
     without: dict[str, Any] = {"contenders": {"eager": row(0.1)["contenders"]["eager"]}}
     assert headline_of("1024", {"GPU-a": without}) == {}
+
+
+def test_outputs_agree_where_kcg_is_as_near_to_float32_as_the_nearest() -> None:
+    """Not as the farthest: what rounds an input may be far from all."""
+    one = row(0.1, kcg_error=0.012)
+    one["contenders"]["eager"]["error"] = 0.5
+    assert headline_of("1024", {"GPU-a": one})["outputs_agree_1024"] is True
+    one["contenders"]["kcg"]["error"] = 0.2
+    assert headline_of("1024", {"GPU-a": one})["outputs_agree_1024"] is False
+
+
+def test_bfloat16_has_timestep_and_guidance_a_thousand_times_as_large() -> None:
+    for value in EXACT.values():
+        for one in (value, 1000 * value):
+            bits = int(np.array([one], np.float32).view(np.uint32)[0])
+            assert bits & 0xFFFF == 0  # all that float32 has more than bfloat16
 
 
 def test_one_gpu_says_times_joules_and_shares_of_the_turns_that_both_had() -> None:
