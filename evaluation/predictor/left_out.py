@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -37,7 +37,7 @@ from kcg.dataset.choices import UNIFORM
 from kcg.dataset.reading import read_export
 from kcg.dataset.sources import place_of
 from kcg.dataset.splits import PARTS, TRAIN, VALIDATION
-from kcg.errors import DataError
+from kcg.errors import DataError, UsageError
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.ensemble import averaged, outputs_by, trusting
 from kcg.predictor.features import Array, operations_of
@@ -76,6 +76,14 @@ def trained_without(data: TrainingData, parts: dict[str, int], part: int) -> Tra
     return as_told.take(inside[data.kernel])
 
 
+def rows_of_target(data: TrainingData, models: Mapping[str, str], name: str) -> Array:
+    """(n,) bool: the rows of GPUs whose name, by fingerprint, has this in it. Raises UsageError where there are none."""
+    found: Array = np.array([name in models[one] for one in data.targets])[data.target[data.kernel]]
+    if not found.any():
+        raise UsageError(f"no GPU of the dataset has {name!r} in its name: {', '.join(sorted(models.values()))}")
+    return found
+
+
 @app.command()
 def train(
     source: Annotated[str, typer.Argument(help="a dataset, as kcg.data.load takes it")],
@@ -83,6 +91,7 @@ def train(
     parts: Annotated[int, typer.Option(help="of the families")] = 3,
     members: Annotated[int, typer.Option(help="networks of each part")] = 2,
     epochs: Annotated[int, typer.Option(help="passes over all regions")] = 30,
+    without: Annotated[str, typer.Option(help="part of a GPU's name, whose rows are left out: other_gpu asks")] = "",
     set_: Annotated[list[str] | None, typer.Option("--set", help="name=value, as of train_predictor")] = None,
 ) -> None:
     """Train the networks of each part."""
@@ -95,6 +104,8 @@ def train(
     values = {"net.kind": str(ScheduleKind.TILE), "members": members, "epochs": epochs, **parsed(set_ or [])}
     settings = with_widths(with_values(TrainingSettings(), values))
     regions, targets = export.regions(), export.targets()
+    if without:
+        data = data.take(~rows_of_target(data, {name: one.model for name, one in targets.items()}, without))
     for part in range(parts):
         if checkpoint_of(out, part).exists():
             continue
@@ -113,9 +124,11 @@ def train(
         about = About(
             name=f"without part {part}",
             targets=tuple({"fingerprint": one, "model": targets[one].model, "device": targets[one].device,
-                           "renderer": targets[one].renderer} for one in mine.targets),
+                           "renderer": targets[one].renderer}
+                          for place, one in enumerate(mine.targets) if (mine.target[mine.kernel] == place).any()),
             datasets=mine.checksums, split=settings.fit.split, operations=tuple(sorted(seen)),
-            settings={"left out": sorted(name for name, own in dealt.items() if own == part)}, **provenance(),
+            settings={"left out": sorted(name for name, own in dealt.items() if own == part), "without": without},
+            **provenance(),
         )  # fmt: skip
         about = calibrated(about, nets, mine, floors)
         save(Checkpoint(about, tuple(net.network() for net in nets)), checkpoint_of(out, part))
