@@ -77,7 +77,7 @@ def trained_without(data: TrainingData, parts: dict[str, int], part: int) -> Tra
 
 
 def rows_of_target(data: TrainingData, models: Mapping[str, str], name: str) -> Array:
-    """(n,) bool: the rows of GPUs whose name, by fingerprint, has this in it. Raises UsageError where there are none."""
+    """(n,) bool: the rows of GPUs whose name has this in it. Raises UsageError where there are none."""
     found: Array = np.array([name in models[one] for one in data.targets])[data.target[data.kernel]]
     if not found.any():
         raise UsageError(f"no GPU of the dataset has {name!r} in its name: {', '.join(sorted(models.values()))}")

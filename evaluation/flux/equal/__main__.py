@@ -23,12 +23,13 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.flux.equal.blocks import REFERENCE, WEIGHTS
-from evaluation.flux.equal.figures import KCG, compared, error_of, headline_of, order_of
+from evaluation.flux.equal.figures import KCG, compared, error_of, headline_of, order_of, overall_of
 from evaluation.flux.in_pytorch import check_installed
 from evaluation.pytorch.turns import Lost, Side
 from evaluation.rows import Row, Rows, rounded, run_of
 from kcg.cli import parse_budget, run_script
 from kcg.errors import UsageError
+from kcg.provenance import provenance
 
 ROOT = Path(__file__).parents[3]
 OUT = ROOT / "evaluation" / "results" / "flux_equal.json"
@@ -66,7 +67,13 @@ def main(
     if {*names, *last} - set(OWN):
         check_installed()
     (folder := (work / preset).absolute()).mkdir(parents=True, exist_ok=True)
-    rows = Rows(out, run_of(preset, dev), headline=lambda found: headline_of(preset, found))
+
+    def headline(found: dict[str, Row]) -> dict[str, Any]:
+        before = json.loads(out.read_text())["headline"] if out.exists() else {}
+        now = headline_of(preset, found)
+        return now | overall_of(before | now) | {"revision": provenance()["revision"]}
+
+    rows = Rows(out, run_of(preset, dev), headline=headline)
     with Turns(dev, preset, folder, rows, result, until=begun + limit_s) as turns:
         turns.open([*names, *last])
         for some in (names, last):

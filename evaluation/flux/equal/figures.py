@@ -110,10 +110,20 @@ def headline_of(preset: str, rows: Mapping[str, Row]) -> dict[str, Any]:
     made[f"step_vs_compile_{preset}"] = worst("kcg_vs", COMPILED)
     made[f"step_vs_fastest_{preset}"] = worst("kcg_vs", everybody)
     made[f"joules_vs_compile_{preset}"] = worst("kcg_joules_vs", COMPILED)
-    errors = [{name: one.get("error") for name, one in row["contenders"].items()} for row, _ in found]
-    made[f"outputs_agree_{preset}"] = all(map(_agrees, errors))
+    each_error = ({name: one.get("error") for name, one in row["contenders"].items()} for row, _ in found)
+    errors = [one for one in each_error if any(error is not None for error in one.values())]  # rows may have none
+    made[f"outputs_agree_{preset}"] = bool(errors) and all(map(_agrees, errors))
     ready = [{name: one.get("ready_s") for name, one in row["contenders"].items()} for row, _ in found]
     for key, name in ((f"ready_s_{preset}", KCG), (f"compile_ready_s_{preset}", "default")):
         if all(one.get(name) for one in ready):
             made[key] = rounded(max(one[name] for one in ready))
     return {key: value for key, value in made.items() if value is not None}
+
+
+def overall_of(headline: Mapping[str, Any]) -> dict[str, Any]:
+    """What both sizes come to: the fewest GPUs, the longest until a step is ready, and whether all outputs agree."""
+    made: dict[str, Any] = {}
+    for key, worst in (("gpus", min), ("ready_s", max), ("compile_ready_s", min), ("outputs_agree", all)):
+        if values := [headline[name] for name in (f"{key}_1024", f"{key}_768") if name in headline]:
+            made[key] = worst(values)
+    return made

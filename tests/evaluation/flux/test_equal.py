@@ -12,7 +12,7 @@ import pytest
 
 from evaluation.flux.equal import __main__ as equal
 from evaluation.flux.equal.blocks import EXACT
-from evaluation.flux.equal.figures import compared, error_of, headline_of, order_of, share
+from evaluation.flux.equal.figures import compared, error_of, headline_of, order_of, overall_of, share
 from evaluation.rows import Row
 
 
@@ -62,6 +62,23 @@ def test_outputs_agree_where_kcg_is_as_near_to_float32_as_the_nearest() -> None:
     assert headline_of("1024", {"GPU-a": one})["outputs_agree_1024"] is True
     one["contenders"]["kcg"]["error"] = 0.2
     assert headline_of("1024", {"GPU-a": one})["outputs_agree_1024"] is False
+
+
+def test_what_both_sizes_come_to_is_the_worst_of_them() -> None:
+    one = {"gpus_1024": 3, "ready_s_1024": 40.0, "compile_ready_s_1024": 90.0, "outputs_agree_1024": True}
+    assert overall_of(one) == {"gpus": 3, "ready_s": 40.0, "compile_ready_s": 90.0, "outputs_agree": True}
+    both = overall_of(
+        {**one, "gpus_768": 2, "ready_s_768": 50.0, "compile_ready_s_768": 80.0, "outputs_agree_768": False}
+    )
+    assert both == {"gpus": 2, "ready_s": 50.0, "compile_ready_s": 80.0, "outputs_agree": False}
+
+
+def test_a_gpu_whose_outputs_were_not_compared_says_nothing_of_them() -> None:
+    other = row(0.1)
+    for contender in other["contenders"].values():
+        contender.pop("error", None)
+    assert headline_of("1024", {"GPU-a": row(0.1), "GPU-b": other})["outputs_agree_1024"] is True
+    assert headline_of("1024", {"GPU-b": other})["outputs_agree_1024"] is False
 
 
 def test_bfloat16_has_timestep_and_guidance_a_thousand_times_as_large() -> None:
