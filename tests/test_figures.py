@@ -28,7 +28,17 @@ SCALES = {r"ms|milliseconds": 1e3, r"µs|microseconds": 1e6, r"%": 1e2, r"GB/s":
 """What a number of a file, in seconds, bytes, operations or parts of one, is multiplied by beside such a unit."""
 TIMES = {1e3, 1e6}
 """What only numbers with a name in `_s` are multiplied by."""
-UNQUOTED = {"progress", "clocks", "clocks_after", "clocks_before", "canary_s", "target", "known_us", "dealt_s"}
+UNQUOTED = {
+    "progress",
+    "clocks",
+    "clocks_after",
+    "clocks_before",
+    "canary_s",
+    "target",
+    "known_us",
+    "dealt_s",
+    "blocks",
+}
 """What has so many numbers that any figure would be among them."""
 COMPUTED = ("| variant | pairwise |", "| script | cold start |")
 """Tables over seeds and of shares of the longest run: computed from the numbers of the file."""

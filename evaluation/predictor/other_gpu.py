@@ -3,12 +3,13 @@
     python -m evaluation.predictor.left_out train datasets/h200-tiles --without "80 of 132" --out FOLDER
     python -m evaluation.predictor.other_gpu datasets/h200-tiles FOLDER
 
-Asked about are the programs of that GPU of families that the networks never saw either. A region's share is the time of
-the fastest of its programs over that of the one that is chosen; means are geometric, over regions, and intervals hold
-95 % of bootstrap samples of regions. Fifty rows of that GPU, of other families, drawn anew for each of five seeds,
-correct what the networks say in their last hidden states (`kcg.predictor.correction`): no row of a region that is asked
-about. Beside them stand the formula that a search begins with, which knows the GPU's numbers, and any choice. Updates
-evaluation/results/eval_tiles.json, run `other gpu`.
+Asked about are the programs of that GPU of families that the networks never saw either; `seen` are those of families
+that they were trained on, on another GPU. A region's share is the time of the fastest of its programs over that of the
+one that is chosen; means are geometric, over regions, and intervals hold 95 % of bootstrap samples of regions. Fifty
+rows of that GPU, of other families, drawn anew for each of five seeds, correct what the networks say in their last
+hidden states (`kcg.predictor.correction`): no row of a region that is asked about. Beside them stand the formula that a
+search begins with, which knows the GPU's numbers, and any choice. Updates evaluation/results/eval_tiles.json, run
+`other gpu`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def shares_of(data: TrainingData, rows: Array, predicted: Array) -> list[float]:
     return found
 
 
+def kernels_of(data: TrainingData, rows: Array) -> list[int]:
+    """The regions of which `shares_of` says something."""
+    kernels, counts = np.unique(data.kernel[rows], return_counts=True)
+    return [int(kernel) for kernel in kernels[counts >= LEAST_ROWS]]
+
+
 def any_choice(data: TrainingData, rows: Array) -> list[float]:
     """The same of a program that is drawn, in expectation."""
     each = (data.log_s[rows][data.kernel[rows] == kernel] for kernel in np.unique(data.kernel[rows]))
@@ -79,6 +86,7 @@ def main(
     families, retimed = np.array(data.families)[data.kernel], np.array([one == RETIMED for one in data.samplers])
     usable = np.isfinite(data.log_s) & ~retimed[data.sampler] & ~np.isin(families, FROZEN)
     logs: dict[str, list[float]] = {name: [] for name in ("formula", "learned", "learned, 50 measured", "any")}
+    seen: dict[str, dict[int, float]] = {"formula": {}, "learned": {}}  # by region, in the first part that has it
     gpus, rows_asked = set[str](), 0
     for checkpoint, never in left_out_by(folder):
         if not (without := str(checkpoint.about.settings.get("without", ""))):
@@ -93,6 +101,9 @@ def main(
         logs["formula"] += shares_of(data, rows, data.base[rows])
         logs["learned"] += shares_of(data, rows, rank)
         logs["any"] += any_choice(data, rows)
+        for name, predicted in (("formula", data.base[others]), ("learned", said[1][0])):
+            some = zip(kernels_of(data, others), shares_of(data, others, predicted), strict=True)
+            seen[name] = {**dict(some), **seen[name]}
         corrected = []
         for seed in range(SEEDS):
             drawn = np.random.default_rng(seed).choice(len(others), min(MEASURED, len(others)), replace=False)
@@ -101,12 +112,14 @@ def main(
             corrected.append(shares_of(data, rows, correction.corrected(hidden, rank, sigma)[0]))
         logs["learned, 50 measured"] += [float(one) for one in np.mean(corrected, 0)]
         rows_asked += len(rows)
-    figures = {name: figure(each) for name, each in logs.items()}
+    figures: dict[str, Any] = {name: figure(each) for name, each in logs.items()}
+    figures["seen"] = {name: figure([*each.values()]) for name, each in seen.items()}
     entry = {"without": sorted(gpus), "regions": len(logs["formula"]), "rows": rows_asked, **figures}
     headline = {
         "other_gpu_top1_at_0": figures["learned"]["share"],
         "other_gpu_top1_at_50": figures["learned, 50 measured"]["share"],
         "other_gpu_top1_formula": figures["formula"]["share"],
+        "other_gpu_top1_seen_families": figures["seen"]["learned"]["share"],
     }
     record_results(out, "other gpu", {**entry, "command": this_command()}, headline)
     typer.echo(json.dumps(entry, indent=1))

@@ -168,7 +168,7 @@ class Turns:
 
     def _keep(self) -> None:
         self._rows.again([self._key])
-        self._rows.add(self._key, self.row)
+        self._rows.add(self._key, {**self.row, "compared": compared(self.row)})
 
     def _ask(self, side: str, order: dict[str, Any], timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The answer. Raises Lost where the process is gone or did not answer in time, or what it was asked failed."""
