@@ -10,9 +10,11 @@ part's networks may be asked about them, the first part's are, once, with `--fro
 
 `judge` asks about rows that were drawn uniformly: of two programs of a region that differ by more than the noise, how
 often the faster one is told, over all pairs and over those within 1.5 times of the region's best; how often a time lies
-in the interval that was told; and how well failures are told from what ran, as the average precision. Means over
-regions; intervals hold 95 % of bootstrap samples of regions. Updates evaluation/results/eval_tiles.json, run
-`uniform rows`.
+in its interval, over all and by kind; and how well failures are told from what ran, as the average precision, over all
+and by class. An interval is conformal: so many of the told standard deviations as hold the nominal share of the rows of
+the other parts' families, of which every region counts alike (split conformal prediction with folds by family; Vovk,
+2015). Means over regions; other intervals hold 95 % of bootstrap samples of regions. Updates
+evaluation/results/eval_tiles.json, run `uniform rows`.
 """
 
 from __future__ import annotations
@@ -29,22 +31,23 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from evaluation.dataset.record import FROZEN
+from evaluation.dataset.record import FROZEN, group_of
 from evaluation.predictor.intervals import ratio_interval
 from evaluation.rows import rounded, this_command
 from kcg.cli import command_app, guarded, record_results
 from kcg.dataset.choices import UNIFORM
-from kcg.dataset.reading import read_export
+from kcg.dataset.reading import Export, read_export
 from kcg.dataset.sources import place_of
 from kcg.dataset.splits import PARTS, TRAIN, VALIDATION
 from kcg.errors import DataError, UsageError
+from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.checkpoint import About, Checkpoint, read, save
 from kcg.predictor.ensemble import averaged, outputs_by, trusting
 from kcg.predictor.features import Array, operations_of
 from kcg.predictor.metrics import COVERAGE, Floors, floors_of, kernel_scores
 from kcg.predictor.training_data import TrainingData, load
 from kcg.provenance import provenance
-from kcg.types import ScheduleKind
+from kcg.types import ScheduleKind, Status
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
 NEAR: Final = 1.5  # times the fastest of a region
@@ -156,6 +159,7 @@ def judge(
     data, floors = load(export.folder, kind=ScheduleKind.TILE), floors_of(export)
     families = np.array(data.families)[data.kernel]
     asked, said = np.zeros(len(data), bool), {name: np.zeros(len(data)) for name in ("rank", "log_sigma", "failure")}
+    part = np.zeros(len(data), np.int64)
     for place, (checkpoint, never) in enumerate(left_out_by(folder)):
         if frozen and place:
             break
@@ -164,11 +168,68 @@ def judge(
         found = averaged(outputs, checkpoint.about.spread_scale)
         for name, values in said.items():
             values[rows] = found[name]
-        asked[rows] = True
-    entry = figures_of(data.take(asked), {name: values[asked] for name, values in said.items()}, floors)
+        asked[rows], part[rows] = True, place
+    some, told = data.take(asked), {name: values[asked] for name, values in said.items()}
+    entry = figures_of(some, told, floors)
+    if not frozen:
+        entry |= coverage_of(some, told, part[asked], kinds_of(some, export))
+    statuses = export.table(PROTOCOL, ["status"])["status"].to_numpy()[some.row]
+    entry["failures"] = failures_of(told["failure"], statuses)
     headline = {} if frozen else {name: entry[name] for name in HEADLINE}
     record_results(out, "frozen rows" if frozen else "uniform rows", {**entry, "command": this_command()}, headline)
     typer.echo(json.dumps(entry, indent=1))
+
+
+def kinds_of(data: TrainingData, export: Export) -> Array:
+    """(n,) which kind of work each row's region is, as lattices are grouped."""
+    regions, targets = export.regions(), export.targets()
+    of = {
+        k: group_of(regions[data.region_ids[k]], targets[data.targets[data.target[k]]]) for k in np.unique(data.kernel)
+    }
+    return np.array([of[k] or "others" for k in data.kernel])
+
+
+def coverage_of(data: TrainingData, said: dict[str, Array], part: Array, kinds: Array) -> dict[str, Any]:
+    """How many uniform rows lie in their conformal intervals: see the module."""
+    uniform = np.array([name == UNIFORM for name in data.samplers])[data.sampler] & np.isfinite(data.log_s)
+    z = np.abs(said["rank"] - data.log_s) * np.exp(-said["log_sigma"])
+    entry: dict[str, Any] = {"coverage_by_kind": {kind: {} for kind in np.unique(kinds[uniform]).tolist()}}
+    for share, _ in COVERAGE:
+        within = np.zeros(len(data), bool)
+        for own in np.unique(part):
+            others = uniform & (part != own)
+            if others.any():
+                within |= (part == own) & (z <= limit_of(z[others], data.kernel[others], share))
+        name = f"coverage_{share:.0%}"[:-1]
+        each = [(within[rows].sum(), len(rows)) for rows in _by_region(data, uniform)]
+        entry[name] = rounded(float(within[uniform].mean()))
+        entry[f"{name}_interval"] = [rounded(float(end)) for end in ratio_interval(each)]
+        for kind, found in entry["coverage_by_kind"].items():
+            found[f"{share:.0%}"[:-1]] = rounded(float(within[uniform & (kinds == kind)].mean()))
+    return entry
+
+
+def limit_of(z: Array, regions: Array, share: float) -> float:
+    """The least number that so large a share of some |z| does not exceed, every region counting alike."""
+    _, inverse, counts = np.unique(regions, return_inverse=True, return_counts=True)
+    order, weight = np.argsort(z), 1 / counts[inverse]
+    reached = np.cumsum(weight[order]) / weight.sum()
+    return float(z[order][min(int(np.searchsorted(reached, share)), len(z) - 1)])
+
+
+def _by_region(data: TrainingData, chosen: Array) -> list[Array]:
+    return [np.flatnonzero(chosen & (data.kernel == kernel)) for kernel in np.unique(data.kernel[chosen])]
+
+
+def failures_of(scored: Array, statuses: Array) -> dict[str, Any]:
+    """Of each class of failures, how many there are and how well they are told from all that ran."""
+    ran = statuses == Status.OK
+    found: dict[str, Any] = {}
+    for status in sorted({*statuses.tolist()} - {Status.OK}):
+        own = statuses == status
+        precision = average_precision(scored[own | ran], own[own | ran])
+        found[str(status)] = {"rows": int(own.sum()), "average_precision": precision}
+    return found
 
 
 HEADLINE: Final = (
@@ -205,10 +266,8 @@ def figures_of(data: TrainingData, said: dict[str, Array], floors: Floors) -> di
         entry[name] = rounded(float(np.mean(values)))
         entry[f"{name}_interval"] = [rounded(float(end)) for end in ratio_interval([(one, 1.0) for one in values])]
     for share, limit in COVERAGE:
-        within = [(float((np.abs(one) <= limit).sum()), float(len(one))) for one in z]
-        name = f"coverage_{share:.0%}"[:-1]
-        entry[name] = rounded(sum(a for a, _ in within) / max(sum(b for _, b in within), 1))
-        entry[f"{name}_interval"] = [rounded(float(end)) for end in ratio_interval(within)]
+        held = sum(float((np.abs(one) <= limit).sum()) for one in z)
+        entry[f"coverage_{share:.0%}_as_told".replace("%", "")] = rounded(held / max(sum(map(len, z)), 1))
     entry["failure_ap"] = average_precision(said["failure"], failed)
     entry["failed_share"] = rounded(float(failed.mean()))
     return entry
