@@ -168,11 +168,11 @@ class Estimates:
 
     @property
     def wants_regions(self) -> bool:
-        """Whether regions of several kernels are searched: as the settings say, or else where the device can have
-        programs of them, unless nothing is measured or tinygrad searches by itself."""
+        """Whether regions of several kernels are searched, or chosen without measurements: as the settings say, or else
+        where the device can have programs of them, unless tinygrad searches by itself."""
         if self.settings.regions is not None:
             return self.settings.regions
-        by_kcg = self.settings.measurements != 0 and not self.settings.search.startswith(TINY_BEAM)
+        by_kcg = self.settings.measurements == 0 or not self.settings.search.startswith(TINY_BEAM)
         kinds = {kind for work in self.works for kind in work.others}
         return by_kcg and any(isinstance(kind_named(kind), JoinsKernels) for kind in kinds)
 

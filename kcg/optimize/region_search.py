@@ -22,6 +22,7 @@ from kcg.judge.in_context import InContext, Interval
 from kcg.kernel.kinds import kind_of, own_kind
 from kcg.optimize.ahead import REFUSED
 from kcg.optimize.baselines import measure_baselines
+from kcg.optimize.expecting import firsts_of, know
 from kcg.optimize.judging import as_judged
 from kcg.optimize.planning import claimed
 from kcg.optimize.proposing import (
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from kcg.optimize.estimates import Estimates
     from kcg.optimize.log import RunLog
     from kcg.optimize.search import Guide
+    from kcg.predictor.interface import Predictor
 
 NONE = "no region of several kernels was searched"
 ROUNDS = 2  # of looking which of them compile: others take the place of those that do not
@@ -156,6 +158,44 @@ def propose_regions(
         store.look_for_nothing(timed, estimates.settings, device=device, log=log)
         store.leave_out(timed, both, log=log)
     return replace(proposed, candidates=replace(found, works=both.works))
+
+
+def expect_regions(
+    found: Candidates, estimates: Estimates, predictor: Predictor | None, *, device: Device, log: RunLog
+) -> Proposed | None:
+    """The regions that may be in a plan, with what is expected of the first program of each and of their kernels as
+    they were chosen; None where there are none, which a warning says."""
+    until = estimates.regions_until()
+    everything, proposals = Proposing(estimates.captured.workload, device, log).found(until=until)
+    if not is_any(everything, proposals, estimates, log):
+        return None
+    kernels = [work for work in found.works if not work.call.region.args]
+    works = works_of(proposals, kernels, device=device)
+    asked = device.first_programs(works)
+    missing = unmade(works, device, until=until)
+    expected = [work for work in works if work.call.region.id not in missing and _expect(work, kernels)]
+    for work in expected:
+        know(work, firsts_of(work, predictor, asked, until=until))
+    if not (chosen := [work for work in expected if work.by_kind]):
+        log.warn(none_ran(len(works)))
+        return None
+    impossible = len(everything.regions) - len(proposals.regions)
+    both = with_regions(estimates, works)
+    candidates = replace(found, works=both.works)
+    return Proposed(without(proposals, missing), works, both, candidates, chosen, impossible)
+
+
+def _expect(work: RegionWork, kernels: Sequence[RegionWork]) -> bool:
+    """Know what a region takes as its kernels, as tinygrad schedules them and as they were chosen; whether that is
+    known of all of them."""
+    times = {one.call.region.id: (one.baseline_s, one.best_s) for one in kernels}
+    inside = [times.get(kernel.id, (0.0, 0.0)) for kernel in work.call.region.kernels]
+    if not all(own_s and best_s for own_s, best_s in inside):
+        return False
+    parts = best_parts(work.call.region, best_schedules(kernels))
+    own_s, best_s = (sum(some) for some in zip(*inside, strict=True))
+    know(work, {work.space.baseline(): own_s, parts: best_s})
+    return True
 
 
 def search_regions(

@@ -40,6 +40,7 @@ from kcg.optimize.proposing import Proposing
 from kcg.optimize.region_plans import PLANS, fastest_step
 from kcg.optimize.region_search import (
     best_so_far,
+    expect_regions,
     freshener,
     needed_by_plans,
     propose_regions,
@@ -248,6 +249,10 @@ def optimize(
                 joining.end(estimates.waits_s())
                 if (joined := joining.proposed) is not None:
                     proposed = replace(joined, candidates=replace(candidates, works=joined.estimates.works))
+            elif estimates.wants_regions and settings.measurements == 0:
+                proposed = expect_regions(candidates, estimates, guide.predictor, device=device, log=log)
+                if proposed is not None:
+                    regions_begin(proposed)
             elif estimates.wants_regions:
                 proposed = propose_regions(
                     candidates, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged
@@ -270,7 +275,7 @@ def optimize(
             if proposed is not None:
                 needed, freshen = needed_by_plans(proposed, memory_bytes=memory_bytes), freshener(proposed, device)
                 wanted = needed(judged)
-                for work in proposed.timed:
+                for work in () if settings.measurements == 0 else proposed.timed:
                     if work.call.region.id in wanted and work.id not in judged:
                         freshen(work)
             device.service.fresh_child()  # its memory is the other one's now

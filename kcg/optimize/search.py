@@ -17,6 +17,7 @@ from kcg.cli import counted
 from kcg.errors import KcgError, ScheduleError
 from kcg.measure.jobs import TinyBeamJob
 from kcg.measure.service import CORE
+from kcg.optimize.expecting import expect_kernels
 from kcg.optimize.settings import EFFORTS, TINY_BEAM, Settings, search_of, strategy_of
 from kcg.optimize.work import Candidates, RegionWork, missing_share, searched_of, total_s
 from kcg.predictor.interface import judge_of
@@ -24,7 +25,7 @@ from kcg.search.allocation import PATIENCE_S, Allocator, Limits, Transfer
 from kcg.search.problem import PRIOR_GAIN, Expected, Observation, Problem, Strategy, Trials
 from kcg.search.uniform import UNKNOWN, Chance, Draws
 from kcg.search.workers import FromItsStart
-from kcg.types import Job, JobKind, JobOutcome, Schedule, Status
+from kcg.types import Job, JobKind, JobOutcome, Schedule
 from kcg.unexpected import looking, report
 
 if TYPE_CHECKING:
@@ -543,22 +544,14 @@ class _Search:
         """Choose by prediction alone. The choice is still verified and timed against the baseline at the end."""
         from kcg.search.beam import draft
 
+        def drafted(work: RegionWork) -> Sequence[Schedule]:
+            return draft(Trials(self._problem(work, predictor, places[work.id])))
+
         self.log.progress.phase("choosing by prediction, without measuring")
-        for index, work in enumerate(self.works):
-            if not work.is_missing:
-                continue
-            if self.ledger.deadline is not None and time.monotonic() >= self.ledger.deadline:
-                self.log.warn("the budget ended before a schedule was predicted for every kernel")
-                break
-            drafted = draft(Trials(self._problem(work, predictor, index)))[:2]
-            predictions = predictor.predict(work.space, drafted)
-            work.predicted(
-                {
-                    schedule: Observation(schedule, Status.OK, prediction.runtime_s, binary_hash=f"predicted:{i}")
-                    for i, (schedule, prediction) in enumerate(zip(drafted, predictions, strict=True))
-                }
-            )
-            self._show(kernels=(index + 1, len(self.works)))
+        places, count = {work.id: place for place, work in enumerate(self.works)}, len(self.missing)
+        show, until = (lambda done: self._show(kernels=(done, count))), self.ledger.deadline
+        if not expect_kernels(self.missing, predictor, drafted, device=self.device, until=until, show=show):
+            self.log.warn("the budget ended before a schedule was predicted for every kernel")
 
 
 def _waits_for_first(joins: Joins | None, works: Sequence[RegionWork]) -> bool:

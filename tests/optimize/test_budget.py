@@ -1103,7 +1103,7 @@ def test_kernels_that_a_region_of_the_best_plans_covers_are_judged_last(
     [
         (None, "mcts", None, True, True),
         (None, "mcts", None, False, False),
-        (None, "mcts", 0, True, False),
+        (None, "mcts", 0, True, True),
         (None, "tinygrad-beam:2", None, True, False),
         (False, "mcts", None, True, False),
         (True, "mcts", None, False, True),

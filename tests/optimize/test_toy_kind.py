@@ -85,6 +85,17 @@ def test_nor_does_one_that_finds_regions_and_products_that_are_reduced_at_once(t
     assert "kcg.predictor.stacked" in loaded and "torch" not in loaded
 
 
+@pytest.mark.slow
+def test_without_measurements_its_first_program_is_chosen_and_compared(tmp_path: Path, known: None) -> None:
+    limits = ("--measurements", "0", "--budget", "3000s", "--quiet", "--report", tmp_path)
+    done = python("-m", "tests.toy_kind.optimizing", SCRIPT, "--device", DEV, *limits, cwd=ROOT)
+    assert done.returncode in (0, 3), done.stderr
+    result = read_result(tmp_path / "RESULT.json")
+    (row,) = result.regions
+    assert result.measurements == 0 and row.baseline.verification.passed
+    assert row.chosen.schedule.kind == "c" or "C, 1 lanes" in row.note, "noise may make it a tie"
+
+
 def test_a_further_kind_is_searched_and_judged_like_all_others(row: RegionResult) -> None:
     assert row.outcome == "improved" and row.chosen.schedule.kind == "c" and row.chosen.verification.passed
     assert describe(row.chosen.schedule).startswith("C, ") and row.chosen.legend.startswith("elementwise C, ")
