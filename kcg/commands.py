@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "predictor": Command("See and share predictors and policies.", "kcg.predictor.__main__"),
     "store": Command("Keep and share verified schedules.", "kcg.store.__main__"),
     "fleet": Command("Run the hosts and the scheduler of a fleet.", "kcg.fleet.__main__"),
+    "calibrate": Command("Fit what is predicted to this device, in two minutes.", "kcg.calibrate"),
     "doctor": Command("Say what kcg will use here, and what is missing.", "kcg.doctor"),
 }
 

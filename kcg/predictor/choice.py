@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.errors import DataError, UsageError
+from kcg.predictor.calibrated import Calibrated, calibration_of
 from kcg.predictor.header import read_tensors
 from kcg.predictor.interface import Beside, Judge
 from kcg.types import Prediction, Schedule, ScheduleKind, Target
@@ -74,11 +75,17 @@ def preload(choice: str, device: str, renderer: str) -> None:
 
 
 def choose_predictor(choice: str, target: Target) -> Predictor:
-    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does. A
-    checkpoint of what is seen as plans judges these, beside what `auto` is.
+    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does; as
+    `kcg calibrate` fitted it to this target, if it did. A checkpoint of what is seen as plans judges these, beside what
+    `auto` is.
 
     Raises DataError where a checkpoint cannot be used.
     """
+    return _fitted(uncalibrated(choice, target), choice, target)
+
+
+def uncalibrated(choice: str, target: Target) -> Predictor:
+    """The same, as it is without what a sweep on this device added."""
     if (path := _path_of(choice, target)) is None:
         from kcg.predictor.roofline import Roofline
 
@@ -91,7 +98,13 @@ def choose_predictor(choice: str, target: Target) -> Predictor:
         from kcg.predictor.plans import PlanPredictor
 
         return Beside(choose_predictor(AUTO, target), PlanPredictor(kept))
-    return LearnedPredictor(kept)
+    known = calibration_of(target, kept.about.name) if choice == AUTO else None
+    return LearnedPredictor(kept, also_known=target.fingerprint if known is not None else "")
+
+
+def _fitted(predictor: Predictor, choice: str, target: Target) -> Predictor:
+    found = calibration_of(target, predictor.name) if choice == AUTO else None
+    return predictor if found is None else Calibrated(predictor, found)
 
 
 def _is_of_plans(path: Path) -> bool:
@@ -111,13 +124,18 @@ def kept_predictor(choice: str, target: Target) -> Predictor:
     return choose_predictor(choice, target)
 
 
+@functools.lru_cache(4)
+def _kept_uncalibrated(choice: str, target: Target) -> Predictor:
+    return uncalibrated(choice, target)
+
+
 def deferred(choice: str, target: Target) -> Predictor:
     """As `kept_predictor`, but a checkpoint is read when it is first asked: that takes tenths of a second, and who has
     others search may never ask. Raises DataError where it cannot be used, then at last."""
     path = _path_of(choice, target)
     if path is None or _is_of_plans(path):
         return kept_predictor(choice, target)
-    return _Unread(choice, target, path)
+    return _fitted(_Unread(choice, target, path), choice, target)
 
 
 class _Unread:
@@ -125,7 +143,7 @@ class _Unread:
 
     def __init__(self, choice: str, target: Target, path: Path) -> None:
         self.name: str = read_tensors(path, "checkpoint", header_only=True)[0]["about"]["name"]
-        self._read = functools.partial(kept_predictor, choice, target)
+        self._read = functools.partial(_kept_uncalibrated, choice, target)
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         return self._read().predict(space, schedules)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from kcg.errors import ScheduleError
 from kcg.kernel.kinds import HasCost, SeenAsPlans
+from kcg.predictor.calibrated import Calibrated
 from kcg.predictor.correction import CorrectingKernel, Embeds
 from kcg.predictor.features import Array
 from kcg.predictor.interface import Beside, Judge
@@ -126,7 +127,10 @@ class Blamed:
 
 def guiding(space: Space, usual: Predictor | None) -> Predictor:
     """What judges the schedules of a space: what was learned of its plans, where that comes with the usual predictor;
-    else their cost where it has one, or no other is there; else the usual predictor."""
+    else their cost where it has one, or no other is there; else the usual predictor. With what `kcg calibrate` added,
+    if it did."""
+    if isinstance(usual, Calibrated):
+        return usual.beside(guiding(space, usual.inner))
     if isinstance(usual, Beside) and isinstance(space, SeenAsPlans):
         return usual.plans
     return KnownCost() if usual is None or isinstance(space, HasCost) else usual

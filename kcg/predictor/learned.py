@@ -59,8 +59,10 @@ def estimated(outputs: Outputs, scale: float, base: Array | float = 0.0) -> tupl
 class Shown:
     """What training showed a checkpoint, and the numbers of the last regions that it was asked about."""
 
-    def __init__(self, about: About) -> None:
-        self._operations, self._targets = frozenset(about.operations), {t["fingerprint"] for t in about.targets}
+    def __init__(self, about: About, *, also_known: str = "") -> None:
+        """`also_known` is the fingerprint of a target on which it was calibrated."""
+        self._operations = frozenset(about.operations)
+        self._targets = {*(t["fingerprint"] for t in about.targets), also_known}
         self._regions: OrderedDict[str, tuple[Array, bool]] = OrderedDict()
 
     def kernel_x(self, region: Region) -> Array:
@@ -82,15 +84,15 @@ class Shown:
 class LearnedPredictor:
     """What a checkpoint predicts. Deterministic; the order in which schedules are asked does not matter."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Raises DataError where networks of the checkpoint compare candidates, which only training can ask, or are of
-        other schedules than Opts."""
+    def __init__(self, checkpoint: Checkpoint, *, also_known: str = "") -> None:
+        """`also_known` is as of `Shown`. Raises DataError where networks of the checkpoint compare candidates, which
+        only training can ask, or are of other schedules than Opts."""
         if (kind := checkpoint.nets[0].settings.kind) != ScheduleKind.OPTS:
             raise DataError(f"{checkpoint.about.name} is of schedules of kind {kind}: here one of Opts is needed")
         self.checkpoint = checkpoint
         self.name = checkpoint.about.name
         self._ensemble = Ensemble(checkpoint.nets)
-        self._shown = Shown(checkpoint.about)
+        self._shown = Shown(checkpoint.about, also_known=also_known)
         # what is loaded by now stays: walking through its objects, those of torch too then, took a tenth of a search
         gc.freeze()
 

@@ -1,0 +1,165 @@
+"""kcg calibrate: fit what is predicted to this device, by a sweep of two minutes."""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kcg.cli import command_app, examples, guarded, parse_budget, run_app, showing
+from kcg.commands import SETTINGS, command_name
+from kcg.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from kcg.dataset.journal import Journal
+    from kcg.predictor.calibrated import Calibration
+    from kcg.types import Target
+
+app = command_app()
+
+SWEPT: Final = (
+    "synthetic_matmul,synthetic_conv,synthetic_reduce,synthetic_transpose,softmax,norms,activations,rope,cross_entropy,"
+    "optimizers,quantize"
+)
+"""Families of few kernels each, which are captured in seconds."""
+KERNELS, SCHEDULES = 6, 5  # of a family at most, and of each kernel and kind
+SEED: Final = 1
+
+
+@app.command(
+    context_settings=SETTINGS,
+    epilog=examples("kcg calibrate", "kcg calibrate --out h100.json", "kcg calibrate --use h100.json"),
+)
+def calibrate(
+    device: Annotated[str, typer.Option(help="auto, or a device of tinygrad, such as CUDA or CPU")] = "auto",
+    time: Annotated[str, typer.Option(metavar="TIME", help="of the sweep")] = "2m",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="write it there too, to be shared")] = None,
+    use: Annotated[Path | None, typer.Option(metavar="FILE", help="take what somebody shared; nothing is run")] = None,
+) -> None:
+    """Time kernels of eleven families on this device, and fit what kcg predicts to it.
+
+    What is fitted is kept in the user's cache and used from then on, by kcg optimize and kcg.predict; a file of it may
+    be shared with others who have the same device. What brings nothing for families that it was not fitted on is not
+    kept: the exit code is 3 then.
+    """
+    from kcg.predictor.calibrated import file_of, read, write
+
+    if use is not None:
+        if out is not None:
+            raise UsageError("--out is of a sweep, and --use runs none: copy the file")
+        found, target = read(use), _target_of(device)
+        if found.target != target.fingerprint:
+            raise UsageError(f"{use} is of another device, {found.model}: run kcg calibrate here, on {target.model}")
+    else:
+        found, target = swept(device, parse_budget(time))
+    with showing():
+        for line in lines_of(found):
+            print(line)
+    if not found.lines:
+        raise typer.Exit(int(ExitCode.NOTHING_IMPROVED))
+    for path in (file_of(target), *([out] if out is not None else [])):
+        write(path, found)
+        with showing():
+            print(f"written to {path}")
+
+
+def swept(device: str, budget_s: float) -> tuple[Calibration, Target]:
+    """What a sweep of so many seconds comes to on a device, and which that is."""
+    from kcg.campaign.settings import CampaignSettings
+    from kcg.campaign.workers import generate
+    from kcg.dataset.journal import Journal
+
+    def say(line: str, _: object = None) -> None:
+        if line:
+            sys.stderr.write(f"{line}\n")
+
+    with tempfile.TemporaryDirectory(prefix="kcg-calibrate-") as folder:
+        path = Path(folder) / "sweep.sqlite"
+        settings = CampaignSettings(
+            path,
+            workloads=tuple(SWEPT.split(",")),
+            device=device,
+            kernels_per_family=KERNELS,
+            schedules_per_kernel=SCHEDULES,
+            budget_s=budget_s,
+            seed=SEED,
+            gpus=1,
+        )
+        generate(settings, log=say)
+        with Journal.open(path, read_only=True) as journal:
+            (target,) = journal.targets().values()
+            return calibration_from(journal, target), target
+
+
+def calibration_from(journal: Journal, target: Target) -> Calibration:
+    """What the rows of a journal say of a target: a line for each kind of schedules that gains by one."""
+    import numpy as np
+
+    from kcg.dataset.splits import families_of
+    from kcg.kernel.kinds import space_of
+    from kcg.measure.protocol import PROTOCOL
+    from kcg.predictor.calibrated import Calibration, line_of
+    from kcg.predictor.choice import AUTO, uncalibrated
+    from kcg.predictor.cost import guiding
+    from kcg.predictor.interface import judge_of
+    from kcg.provenance import provenance
+    from kcg.types import Measurement, Status
+
+    predictor, regions = uncalibrated(AUTO, target), journal.regions()
+    families = families_of(journal.workloads())
+    rows: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    for row in journal.measurements(PROTOCOL):
+        if row.status == Status.OK and not row.variables and not row.trial and row.target == target.fingerprint:
+            rows[str(row.schedule.kind), row.region_id].append(row)
+    said: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for (kind, region), some in rows.items():
+        space = space_of(regions[region], target, kind)
+        judge = judge_of(guiding(space, predictor), space)
+        for one, row in zip(judge.predict([row.schedule for row in some]), some, strict=True):
+            if one.failure_probability < 1.0:
+                said[kind].append((one.log_runtime, math.log(row.median_s), families.get(region, "")))
+    lines = {}
+    for kind, each in said.items():
+        predicted, measured = (np.array([one[place] for one in each]) for place in (0, 1))
+        if (line := line_of(predicted, measured, [one[2] for one in each])) is not None:
+            lines[kind] = line
+    about = {**provenance(), "date": date.today().isoformat(), "rows": {kind: len(one) for kind, one in said.items()}}
+    return Calibration(target.fingerprint, target.model, predictor.name, lines, about)
+
+
+def lines_of(found: Calibration) -> Iterator[str]:
+    """What is said of a calibration."""
+    yield f"{found.predictor} on {found.model}:"
+    for kind in sorted({*found.lines, *found.about.get("rows", {})}):
+        count = found.about.get("rows", {}).get(kind, 0)
+        if (line := found.lines.get(kind)) is None:
+            yield f"  {kind}: nothing is gained, by {count} schedules"
+        else:
+            yield (
+                f"  {kind}: of families that it was not fitted on, times were {math.expm1(line.before):.0%} off in the "
+                f"median, and are {math.expm1(line.after):.0%}, by {line.rows} schedules"
+            )
+
+
+def _target_of(device: str) -> Target:
+    """The target of a device, which is opened for it."""
+    from kcg.compat.device import choose_device
+    from kcg.measure.service import MeasureService
+
+    with MeasureService(choose_device(device).dev, run_id="", compile_workers=1) as service:
+        return service.target
+
+
+def main() -> ExitCode:
+    return run_app(app, command_name("calibrate"))
+
+
+if __name__ == "__main__":
+    guarded(main)
