@@ -39,7 +39,7 @@ SEED: Final = 1
 )
 def calibrate(
     device: Annotated[str, typer.Option(help="auto, or a device of tinygrad, such as CUDA or CPU")] = "auto",
-    time: Annotated[str, typer.Option(metavar="TIME", help="of the sweep")] = "2m",
+    budget: Annotated[str, typer.Option(metavar="TIME", help="of the sweep")] = "2m",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="write it there too, to be shared")] = None,
     use: Annotated[Path | None, typer.Option(metavar="FILE", help="take what somebody shared; nothing is run")] = None,
 ) -> None:
@@ -58,7 +58,7 @@ def calibrate(
         if found.target != target.fingerprint:
             raise UsageError(f"{use} is of another device, {found.model}: run kcg calibrate here, on {target.model}")
     else:
-        found, target = swept(device, parse_budget(time))
+        found, target = swept(device, parse_budget(budget))
     with showing():
         for line in lines_of(found):
             print(line)
@@ -118,24 +118,28 @@ def calibration_from(journal: Journal, target: Target) -> Calibration:
     for row in journal.measurements(PROTOCOL):
         if row.status == Status.OK and not row.variables and not row.trial and row.target == target.fingerprint:
             rows[str(row.schedule.kind), row.region_id].append(row)
-    said: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    predictions: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for (kind, region), some in rows.items():
         space = space_of(regions[region], target, kind)
         judge = judge_of(guiding(space, predictor), space)
         for one, row in zip(judge.predict([row.schedule for row in some]), some, strict=True):
             if one.failure_probability < 1.0:
-                said[kind].append((one.log_runtime, math.log(row.median_s), families.get(region, "")))
+                predictions[kind].append((one.log_runtime, math.log(row.median_s), families.get(region, "")))
     lines = {}
-    for kind, each in said.items():
+    for kind, each in predictions.items():
         predicted, measured = (np.array([one[place] for one in each]) for place in (0, 1))
         if (line := line_of(predicted, measured, [one[2] for one in each])) is not None:
             lines[kind] = line
-    about = {**provenance(), "date": date.today().isoformat(), "rows": {kind: len(one) for kind, one in said.items()}}
+    about = {
+        **provenance(),
+        "date": date.today().isoformat(),
+        "rows": {kind: len(one) for kind, one in predictions.items()},
+    }
     return Calibration(target.fingerprint, target.model, predictor.name, lines, about)
 
 
 def lines_of(found: Calibration) -> Iterator[str]:
-    """What is said of a calibration."""
+    """A calibration in words."""
     yield f"{found.predictor} on {found.model}:"
     for kind in sorted({*found.lines, *found.about.get("rows", {})}):
         count = found.about.get("rows", {}).get(kind, 0)

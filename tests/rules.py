@@ -32,7 +32,7 @@ LEVELS = (
     {"handover"},
     {"judge"},
     {"optimize"},
-    {"apply", "check", "compare", "doctor", "export", "list", "predicting", "run", "tuning", "ui"},
+    {"apply", "calibrate", "check", "compare", "doctor", "export", "list", "predicting", "run", "tuning", "ui"},
     {"__main__", "autotuning"},
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

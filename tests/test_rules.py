@@ -135,6 +135,7 @@ def test_no_test_asserts_how_long_something_took() -> None:
             "kcg.optimize export",
             "kcg.export",
             "kcg.list",
+            "kcg.calibrate",
             "kcg.compare",
             "kcg.fleet",
             "kcg.ui",

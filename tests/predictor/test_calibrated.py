@@ -186,7 +186,7 @@ def test_where_nothing_is_gained_nothing_is_kept(cache: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_a_sweep_of_this_cpu_is_kept_and_guides_the_next_run(cache: Path) -> None:
     shared = cache / "cpu.json"
-    done = python("-m", "kcg.calibrate", "--device", os.environ["DEV"], "--time", "40s", "--out", shared)
+    done = python("-m", "kcg.calibrate", "--device", os.environ["DEV"], "--budget", "40s", "--out", shared)
     assert done.returncode in (ExitCode.OK, ExitCode.NOTHING_IMPROVED), done.stderr
     assert "schedules" in done.stdout
     if done.returncode == ExitCode.OK:
