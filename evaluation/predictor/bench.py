@@ -2,8 +2,10 @@
 
     python -m evaluation.predictor.bench                      # the shipped checkpoint, on Flux of datasets/h200
     python -m evaluation.predictor.bench --checkpoint FILE
+    python -m evaluation.predictor.bench --checkpoint PLANS --dataset datasets/h200-tiles
 
-Every candidate is new to the planner and to the predictor, as in a search. Writes results/bench_predictor.json.
+Every candidate is new to the planner and to the predictor, as in a search; those of a checkpoint of plans are the
+programs of the lattices of a dataset. Writes results/bench_predictor.json.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ from typing import Annotated, Any
 import typer
 
 from evaluation.laps import laps
+from evaluation.predictor.on_lattices import lattices_of
 from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
 from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
+from kcg.kernel.kinds import space_of as fresh_space_of
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import KernelSpace
 from kcg.predictor.checkpoint import read
 from kcg.predictor.features import encode, graphs, kernel_features
 from kcg.predictor.learned import LearnedPredictor
-from kcg.types import Region, Schedule, Target
+from kcg.predictor.plans import PlanPredictor
+from kcg.types import Region, Schedule, ScheduleKind, Target
 
 
 def candidates(space: KernelSpace, count: int, rng: random.Random) -> list[Schedule]:
@@ -110,6 +115,29 @@ def speed_of(checkpoint: Path, dataset: Path, family: str, count: int) -> dict[s
     }
 
 
+def speed_of_plans(checkpoint: Path, dataset: Path) -> dict[str, Any]:
+    """The figures of one checkpoint of plans on every lattice, from a program's parameters to a prediction."""
+    predictor, rates = PlanPredictor(read(checkpoint)), dict[str, float]()
+    for lattice in lattices_of(read_export(dataset)):
+        spent = []
+        for _ in range(2):
+            space = fresh_space_of(lattice.region, lattice.target, ScheduleKind.TILE)
+            predictor.predict(space, lattice.schedules[:1])  # the region itself is read once
+            begin = time.perf_counter()
+            predictor.predict(space, lattice.schedules[1:])
+            spent.append(time.perf_counter() - begin)
+        rates[lattice.region.id] = (len(lattice.schedules) - 1) / min(spent)
+    slowest = min(rates, key=rates.__getitem__)
+    return {
+        "candidates_per_s": statistics.median(rates.values()),
+        "worst_candidates_per_s": rates[slowest],
+        "worst_region": slowest[:12],
+        "regions": len(rates),
+        "networks": len(predictor.checkpoint.nets),
+        "threads": 1,
+    }
+
+
 def main(
     checkpoint: Annotated[Path, typer.Option(help="a predictor's file")] = SHIPPED,
     dataset: Annotated[Path, typer.Option(help="an export")] = ROOT / "datasets" / "h200",
@@ -118,9 +146,13 @@ def main(
     out: Annotated[Path, typer.Option(help="the results file")] = RESULTS / "bench_predictor.json",
 ) -> None:
     """Measure and write the results."""
-    entry = {**speed_of(checkpoint, dataset, family, schedules), "command": command("bench")}
-    headline = {name: entry[name] for name in ("candidates_per_s", "worst_candidates_per_s")}
-    record_results(out, family, entry, headline)
+    names = "candidates_per_s", "worst_candidates_per_s"
+    if read(checkpoint).nets[0].settings.kind == ScheduleKind.TILE:
+        entry, run, prefix = speed_of_plans(checkpoint, dataset), "tiles", "tile_"
+    else:
+        entry, run, prefix = speed_of(checkpoint, dataset, family, schedules), family, ""
+    entry["command"] = command("bench")
+    record_results(out, run, entry, {prefix + name: entry[name] for name in names})
     typer.echo(json.dumps(entry, indent=1))
 
 
