@@ -49,20 +49,29 @@ def calibrate(
     be shared with others who have the same device. What brings nothing for families that it was not fitted on is not
     kept: the exit code is 3 then.
     """
+    from kcg.optimize.settings import check_writable
     from kcg.predictor.calibrated import file_of, read, write
+    from kcg.predictor.choice import AUTO, choose_predictor
 
+    if out is not None:
+        check_writable(out.absolute().parent, "--out FILE")
     if use is not None:
         if out is not None:
             raise UsageError("--out is of a sweep, and --use runs none: copy the file")
         found, target = read(use), _target_of(device)
         if found.target != target.fingerprint:
             raise UsageError(f"{use} is of another device, {found.model}: run kcg calibrate here, on {target.model}")
+        if found.predictor != (name := choose_predictor(AUTO, target).name):
+            raise UsageError(
+                f"{use} is of another predictor, {found.predictor}, and here {name} guides: calibrate here"
+            )
     else:
         found, target = swept(device, parse_budget(budget))
     with showing():
         for line in lines_of(found):
             print(line)
     if not found.lines:
+        file_of(target).unlink(missing_ok=True)  # an earlier one is no better
         raise typer.Exit(int(ExitCode.NOTHING_IMPROVED))
     for path in (file_of(target), *([out] if out is not None else [])):
         write(path, found)
@@ -74,7 +83,9 @@ def swept(device: str, budget_s: float) -> tuple[Calibration, Target]:
     """What a sweep of so many seconds comes to on a device, and which that is."""
     from kcg.campaign.settings import CampaignSettings
     from kcg.campaign.workers import generate
+    from kcg.compat.device import choose_device
     from kcg.dataset.journal import Journal
+    from kcg.measure.lock import lock_device
 
     def say(line: str, _: object = None) -> None:
         if line:
@@ -92,7 +103,8 @@ def swept(device: str, budget_s: float) -> tuple[Calibration, Target]:
             seed=SEED,
             gpus=1,
         )
-        generate(settings, log=say)
+        with lock_device(choose_device(device).dev):
+            generate(settings, log=say)
         with Journal.open(path, read_only=True) as journal:
             (target,) = journal.targets().values()
             return calibration_from(journal, target), target
@@ -106,13 +118,13 @@ def calibration_from(journal: Journal, target: Target) -> Calibration:
     from kcg.kernel.kinds import space_of
     from kcg.measure.protocol import PROTOCOL
     from kcg.predictor.calibrated import Calibration, line_of
-    from kcg.predictor.choice import AUTO, uncalibrated
+    from kcg.predictor.choice import AUTO, choose_predictor
     from kcg.predictor.cost import guiding
     from kcg.predictor.interface import judge_of
     from kcg.provenance import provenance
     from kcg.types import Measurement, Status
 
-    predictor, regions = uncalibrated(AUTO, target), journal.regions()
+    predictor, regions = choose_predictor(AUTO, target), journal.regions()
     families = families_of(journal.workloads())
     rows: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     for row in journal.measurements(PROTOCOL):
@@ -140,9 +152,11 @@ def calibration_from(journal: Journal, target: Target) -> Calibration:
 
 def lines_of(found: Calibration) -> Iterator[str]:
     """A calibration in words."""
+    from kcg.nouns import printable, shown
+
     yield f"{found.predictor} on {found.model}:"
-    for kind in sorted({*found.lines, *found.about.get("rows", {})}):
-        count = found.about.get("rows", {}).get(kind, 0)
+    for kind in map(printable, sorted({*found.lines, *found.about.get("rows", {})})):
+        count = shown(found.about.get("rows", {}).get(kind, 0))
         if (line := found.lines.get(kind)) is None:
             yield f"  {kind}: nothing is gained, by {count} schedules"
         else:

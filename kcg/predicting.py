@@ -102,16 +102,17 @@ def predict(
     """
     from kcg.kernel.kinds import space_of
     from kcg.kernel.targets import target_named
+    from kcg.predictor.calibrated import Calibrated
     from kcg.predictor.choice import AUTO, is_trained_on, kept_predictor, shipped_path
 
     on = target_named(target) if isinstance(target, str) else target
     calls = _calls_of(fn_or_kernel)
     if schedule is not None and len(calls) != 1:
         raise UsageError(f"a schedule is of one kernel, and these are {len(calls)}: give the kernel itself")
-    predictor = kept_predictor(AUTO, on)
+    predictor = kept_predictor(AUTO, on, calibrated=True)
     found = [_predicted(call, space_of(call.region, on), predictor, schedule) for call in calls]
     path = shipped_path(on)
-    trained = path is not None and is_trained_on(path, on)
+    trained = path is not None and is_trained_on(path, on) and not isinstance(predictor, Calibrated)
     return Predicted(tuple(found), on, predictor.name, COVERAGE.get(path.stem) if path and trained else None)
 
 

@@ -29,7 +29,7 @@ from kcg.errors import UsageError
 from kcg.kernel.kinds import space_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.calibrated import fitted
-from kcg.predictor.choice import AUTO, uncalibrated
+from kcg.predictor.choice import AUTO, choose_predictor
 from kcg.predictor.cost import guiding
 from kcg.predictor.features import Array
 from kcg.predictor.interface import judge_of
@@ -54,9 +54,11 @@ def said_of(export: Export, gpu: str, kind: str) -> tuple[Array, Array, Array]:
     found: list[tuple[float, float, str]] = []
     for (region, name), some in rows.items():
         space = space_of(regions[region], there[name], kind)
-        judge = judge_of(guiding(space, uncalibrated(AUTO, there[name])), space)
+        judge = judge_of(guiding(space, choose_predictor(AUTO, there[name])), space)
         for one, row in zip(judge.predict([row.schedule for row in some]), some, strict=True):
             found.append((one.log_runtime, float(np.log(row.median_s)), families.get(region, "")))
+    if not found:
+        raise UsageError(f"the dataset has no rows of kind {kind} of that GPU")
     predicted, measured, own = zip(*found, strict=True)
     return np.array(predicted), np.array(measured), np.array(own)
 

@@ -110,7 +110,9 @@ def train(
     if without:
         data = data.take(~rows_of_target(data, {name: one.model for name, one in targets.items()}, without))
     for part in range(parts):
-        if checkpoint_of(out, part).exists():
+        if (made := checkpoint_of(out, part)).exists():
+            if read(made).about.settings.get("without", "") != without:
+                raise DataError(f"{out} has networks that were trained with another --without: name another folder")
             continue
         mine = trained_without(data, dealt, part)
         nets = []

@@ -636,7 +636,8 @@ class MeasureService:
         return futures
 
     def give_up(self) -> None:
-        """Nobody waits any more for what was asked for and is not compiled yet: it is not timed, nor recorded."""
+        """Nobody waits any more for what was asked for and is not compiled yet: it is not timed, nor recorded, and its
+        future is never done."""
         self._round += 1
 
     def measure_compiled(self, request: Request, compiled: Executable) -> Future[Measurement]:
@@ -693,11 +694,7 @@ class MeasureService:
                     else:
                         of_one = [(request, CompileOutcome(bound, outcome.compile_s), future)]
                 now += of_one if group is None else group.compiled(place, of_one)
-            if round_ != self._round:  # nobody waits for it any more
-                for request, _, future in now:
-                    ways = {"timeout": Status.TIMEOUT, "other": Status.LAUNCH_ERROR}
-                    self._fail(request, future, ServiceClosed(), **ways, record=False)
-            elif now:
+            if now and round_ == self._round:  # else nobody waits for it any more
                 with self._lock:
                     self._ready += now
                 self._release()

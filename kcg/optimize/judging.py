@@ -369,8 +369,8 @@ class Judging:
 
     def _not_needed(self, work: RegionWork) -> RegionResult:
         """The result of a region of several kernels that is in none of the best plans."""
-        base = self._as_measured(work)
-        return work.result(base, base, NOT_JUDGED, "faster than its parts in the search, and in no plan")
+        base, seen = self._as_measured(work), "expected to be faster" if work.is_expected else "faster in the search"
+        return work.result(base, base, NOT_JUDGED, f"{seen} than its parts, and in no plan")
 
     def _as_measured(self, work: RegionWork) -> Finalist:
         """tinygrad's own schedule as the search measured it, where that stands: checked on one seed, cold, not warm."""
@@ -413,7 +413,7 @@ def as_judged(works: Sequence[RegionWork], judged: Mapping[str, RegionResult], *
 def _claim(work: RegionWork) -> str:
     """What the search says of the best that it found of a region."""
     best = work.found[0]
-    if not work.baseline_s:
+    if not work.baseline_s or work.is_expected:
         return f"{describe(best)} is expected to be faster"
     return f"{describe(best)} was {work.baseline_s / work.seconds_of(best):.2f}× as fast in the search"
 

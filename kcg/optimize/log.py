@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kcg.optimize.job_log import JobLog
 from kcg.report.phases import GOES_ON, PHASES, STARTING
 from kcg.search.problem import Observation
-from kcg.types import Expectation, Prediction, ProgressPoint, Status, WorkloadCall
+from kcg.types import Expectation, Prediction, ProgressPoint, WorkloadCall
 
 if TYPE_CHECKING:
     from kcg.optimize.console import Progress
@@ -140,8 +140,6 @@ class RunLog:
             if future.cancelled() or future.exception() is not None:
                 return
             seen = future.result()
-            if seen.status == Status.WORKER_DIED:  # or the search was over: nothing was seen of it
-                return
             row = Expectation(
                 self.elapsed_s,
                 0,

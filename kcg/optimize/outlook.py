@@ -45,6 +45,6 @@ def outlook_of(
 
 
 def _is_unjudged(work: RegionWork, judged: Mapping[str, RegionResult]) -> bool:
-    """Whether something was found for it, and not judged."""
+    """Whether something was found for it, and not judged; what is expected alone was not found."""
     row = judged.get(work.id)
-    return work.saving_s > 0 and (row is None or row.outcome == "undecided")
+    return work.saving_s > 0 and not work.is_expected and (row is None or row.outcome == "undecided")

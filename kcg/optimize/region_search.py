@@ -165,7 +165,9 @@ def expect_regions(
 ) -> Proposed | None:
     """The regions that may be in a plan, with what is expected of the first program of each and of their kernels as
     they were chosen; None where there are none, which a warning says."""
-    until = estimates.regions_until()
+    if left_s(until := estimates.regions_until()) == 0.0:
+        log.warn(f"{NONE}: the budget has time only to judge what was chosen of kernels")
+        return None
     everything, proposals = Proposing(estimates.captured.workload, device, log).found(until=until)
     if not is_any(everything, proposals, estimates, log):
         return None
@@ -173,11 +175,11 @@ def expect_regions(
     works = works_of(proposals, kernels, device=device)
     asked = device.first_programs(works)
     missing = unmade(works, device, until=until)
-    expected = [work for work in works if work.call.region.id not in missing and _expect(work, kernels)]
-    for work in expected:
+    works = [work for work in works if work.call.region.id not in missing and _expect(work, kernels)]
+    for work in works:
         know(work, firsts_of(work, predictor, asked, until=until))
-    if not (chosen := [work for work in expected if work.by_kind]):
-        log.warn(none_ran(len(works)))
+    if not (chosen := [work for work in works if work.by_kind]):
+        log.warn(f"{NONE}: none is expected to be faster than what was chosen of its kernels")
         return None
     impossible = len(everything.regions) - len(proposals.regions)
     both = with_regions(estimates, works)
@@ -699,7 +701,7 @@ def searched_beside(
 
 
 OUT = {
-    NOT_JUDGED: "faster than its parts in the search, and no plan among the best has it",
+    NOT_JUDGED: "faster than its parts, and no plan among the best has it",
     "undecided": "there was no time to judge a program",
     "not searched": "there was no time to search a program",
     "unjudged": "the reference cannot tell what is right",

@@ -78,7 +78,7 @@ from kcg.types import (
     Workload,
     WorkloadCall,
 )
-from kcg.unexpected import reported_to
+from kcg.unexpected import looking, reported_to
 from kcg.workloads import left
 from kcg.workloads.capture import watched
 from kcg.workloads.script import keep_workload
@@ -222,7 +222,7 @@ def optimize(
             improving = None if settings.resume else incumbent
             so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
             early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
-            regions_too = so_far.wants_regions
+            regions_too = so_far.wants_regions and settings.measurements != 0
             proposing = Proposing(captured.workload, device, log, prepare=early.prepare_early) if regions_too else None
             preparing = Preparing(guide, early, proposing, claimed)
             measured = baselines(settings, works, preparing, device=device, budget=budget, log=log)
@@ -235,7 +235,7 @@ def optimize(
                 store.leave_out(works, estimates, log=log)
             log.begin(SEARCH)
             if not device.is_cpu:  # where nothing else may run while a sample is taken
-                threading.Thread(target=get_ready_for_report, name="kcg-report", daemon=True).start()
+                threading.Thread(target=_get_ready_for_report, name="kcg-report", daemon=True).start()
             if (whole := runner.ahead()) is not None:
                 children.enter_context(whole)
             joining: Joining | None = None
@@ -249,7 +249,7 @@ def optimize(
                 joining.end(estimates.waits_s())
                 if (joined := joining.proposed) is not None:
                     proposed = replace(joined, candidates=replace(candidates, works=joined.estimates.works))
-            elif estimates.wants_regions and settings.measurements == 0:
+            elif estimates.wants_regions and settings.measurements == 0 and store is None:
                 proposed = expect_regions(candidates, estimates, guide.predictor, device=device, log=log)
                 if proposed is not None:
                     regions_begin(proposed)
@@ -346,6 +346,11 @@ def optimize(
                 log.interrupt()
                 device.close_children()
         raise AssertionError("the last try returns or raises")
+
+
+def _get_ready_for_report() -> None:
+    with looking("what a report is drawn with"):
+        get_ready_for_report()
 
 
 def with_what_was_allowed(settings: Settings) -> Settings:

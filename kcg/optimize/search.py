@@ -158,10 +158,10 @@ class Guide:
             if self.workers is None:
                 self._start_workers()
                 self.preload()
-            self.predictor = deferred(choice, service.target)
+            self.predictor = deferred(choice, service.target, calibrated=True)
             return
         with self._device.jobs.doing(JobKind.PREDICTOR, choice):
-            self.predictor = choose_predictor(choice, service.target)
+            self.predictor = choose_predictor(choice, service.target, calibrated=True)
 
 
 def search(

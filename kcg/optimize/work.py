@@ -249,6 +249,12 @@ class RegionWork:
         return seen.runtime_s or 0.0 if seen is not None else 0.0
 
     @property
+    def is_expected(self) -> bool:
+        """Whether what is known of it is not what was seen but what is expected (`kcg.optimize.expecting`)."""
+        seen = self.known.get(self.space.baseline())
+        return seen is not None and seen.binary_hash.startswith(EXPECTED)
+
+    @property
     def is_timed(self) -> bool:
         """Whether tinygrad's own schedule was tried, with whatever end: all else is compared with it."""
         return self.space.baseline() in self.known

@@ -150,13 +150,14 @@ def read(path: Path) -> Calibration:
             raise DataError(f"{path} is of another version of kcg: run kcg calibrate again")
         lines = {str(kind): Line(**one) for kind, one in values.pop("lines").items()}
         found = Calibration(lines=lines, **values)
-        numbers = [
-            n for one in lines.values() for n in (one.level, one.slope, one.centre, one.low, one.high, one.deviation)
-        ]
+        numbers = [number for one in lines.values() for number in asdict(one).values()]
         if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
             raise ValueError("a number of it is none")
-        if not all(isinstance(text, str) for text in (found.target, found.model, found.predictor)):
+        texts = (found.target, found.model, found.predictor, *lines)
+        if not all(isinstance(text, str) and text.isprintable() for text in texts):
             raise ValueError("a name of it is none")
+        if not (isinstance(found.about, dict) and isinstance(found.about.get("rows", {}), dict)):
+            raise ValueError("what it says of itself is none")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no calibration that can be read ({error}): run kcg calibrate again") from error
     return found

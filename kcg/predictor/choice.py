@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,18 +74,19 @@ def preload(choice: str, device: str, renderer: str) -> None:
         import kcg.predictor.learned  # noqa: F401
 
 
-def choose_predictor(choice: str, target: Target) -> Predictor:
-    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does; as
-    `kcg calibrate` fitted it to this target, if it did. A checkpoint of what is seen as plans judges these, beside what
-    `auto` is.
+def choose_predictor(choice: str, target: Target, *, calibrated: bool = False) -> Predictor:
+    """`auto` is what comes with kcg for the target's device and renderer, and the analytic one where nothing does;
+    `calibrated` as `kcg calibrate` fitted it to this target, if it did. A checkpoint of what is seen as plans judges
+    these, beside what `auto` is.
 
     Raises DataError where a checkpoint cannot be used.
     """
-    return _fitted(uncalibrated(choice, target), choice, target)
+    found = _chosen(choice, target, calibrated=calibrated)
+    return _fitted(found, choice, target) if calibrated else found
 
 
-def uncalibrated(choice: str, target: Target) -> Predictor:
-    """The same, as it is without what a sweep on this device added."""
+def _chosen(choice: str, target: Target, *, calibrated: bool) -> Predictor:
+    """The same without the lines of `kcg calibrate`; where it is `calibrated` the target is one that was seen."""
     if (path := _path_of(choice, target)) is None:
         from kcg.predictor.roofline import Roofline
 
@@ -97,8 +98,8 @@ def uncalibrated(choice: str, target: Target) -> Predictor:
     if kept.nets[0].settings.kind != ScheduleKind.OPTS:
         from kcg.predictor.plans import PlanPredictor
 
-        return Beside(choose_predictor(AUTO, target), PlanPredictor(kept))
-    known = calibration_of(target, kept.about.name) if choice == AUTO else None
+        return Beside(choose_predictor(AUTO, target, calibrated=calibrated), PlanPredictor(kept))
+    known = calibration_of(target, kept.about.name) if calibrated and choice == AUTO else None
     return LearnedPredictor(kept, also_known=target.fingerprint if known is not None else "")
 
 
@@ -119,31 +120,33 @@ def _path_of(choice: str, target: Target) -> Path | None:
 
 
 @functools.lru_cache(4)
-def kept_predictor(choice: str, target: Target) -> Predictor:
+def kept_predictor(choice: str, target: Target, *, calibrated: bool = False) -> Predictor:
     """The same, read once in a process: for who asks again and again, of a file that does not change meanwhile."""
-    return choose_predictor(choice, target)
+    return choose_predictor(choice, target, calibrated=calibrated)
 
 
-@functools.lru_cache(4)
-def _kept_uncalibrated(choice: str, target: Target) -> Predictor:
-    return uncalibrated(choice, target)
-
-
-def deferred(choice: str, target: Target) -> Predictor:
+def deferred(choice: str, target: Target, *, calibrated: bool = False) -> Predictor:
     """As `kept_predictor`, but a checkpoint is read when it is first asked: that takes tenths of a second, and who has
     others search may never ask. Raises DataError where it cannot be used, then at last."""
     path = _path_of(choice, target)
     if path is None or _is_of_plans(path):
-        return kept_predictor(choice, target)
-    return _fitted(_Unread(choice, target, path), choice, target)
+        return kept_predictor(choice, target, calibrated=calibrated)
+    read = functools.partial(_read_once, choice, target, calibrated=True) if calibrated else None
+    unread = _Unread(path, read or functools.partial(kept_predictor, choice, target))
+    return _fitted(unread, choice, target) if calibrated else unread
+
+
+@functools.lru_cache(4)
+def _read_once(choice: str, target: Target, *, calibrated: bool) -> Predictor:
+    return _chosen(choice, target, calibrated=calibrated)
 
 
 class _Unread:
     """What a checkpoint predicts; only its name is known at once."""
 
-    def __init__(self, choice: str, target: Target, path: Path) -> None:
+    def __init__(self, path: Path, read: Callable[[], Predictor]) -> None:
         self.name: str = read_tensors(path, "checkpoint", header_only=True)[0]["about"]["name"]
-        self._read = functools.partial(_kept_uncalibrated, choice, target)
+        self._read = read
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         return self._read().predict(space, schedules)

@@ -41,16 +41,16 @@ class Beside:
     """A predictor, and beside it another one of what is seen as plans."""
 
     def __init__(self, usual: Predictor, plans: Predictor) -> None:
-        self._usual, self.plans = usual, plans
+        self.usual, self.plans = usual, plans
         self.name = f"{usual.name}, {plans.name}"
 
     def predict(self, space: Space, schedules: Sequence[Schedule]) -> list[Prediction]:
         """See `Predictor`."""
-        return self._usual.predict(space, schedules)
+        return self.usual.predict(space, schedules)
 
     def of(self, space: Space) -> Judge:
         """See `Predictor`."""
-        return self._usual.of(space)
+        return self.usual.of(space)
 
 
 def judge_of(predictor: Predictor, space: Space) -> Judge:

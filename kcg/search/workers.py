@@ -408,4 +408,4 @@ def _search_for(pipe: Connection) -> None:
 def _predictor(choice: str, target: Target) -> Predictor:
     from kcg.predictor.choice import kept_predictor
 
-    return kept_predictor(choice, target)
+    return kept_predictor(choice, target, calibrated=True)

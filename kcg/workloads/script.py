@@ -373,8 +373,11 @@ def capture_program(
         environment = {**os.environ, "DEV": dev, "CACHEDB": str(Path(folder) / "cache.db")}
         if keeping is not None:
             environment["PYTHONHASHSEED"] = str(keeping.seed % 2**32)
-        with contextlib.nullcontext() if seen is None else _followed(Path(folder), workload_name(program), seen):
+        following = contextlib.nullcontext() if seen is None else _followed(Path(folder), workload_name(program), seen)
+        with following as thread:
             code, interrupted = _run([*command, *program.arguments], environment, late)
+        if thread is not None and not interrupted:
+            thread.join()
         found = json.loads(out.read_text()) if out.exists() else None
         answer = found or _answer_of_the_dead(program, Path(folder), device=dev.split(":")[0], code=code)
         lowered = read_lowered(Path(folder))
@@ -388,9 +391,9 @@ def capture_program(
 
 
 @contextlib.contextmanager
-def _followed(folder: Path, name: str, seen: Callable[[Workload], object]) -> Iterator[None]:
-    """Inside this block `seen` gets the kernels that a program runs, as soon as they are written down. What goes wrong
-    with them is seen again by whoever has all of them."""
+def _followed(folder: Path, name: str, seen: Callable[[Workload], object]) -> Iterator[threading.Thread]:
+    """Inside this block `seen` gets the kernels that a program runs, as soon as they are written down, in a thread that
+    is at its last ones then. What goes wrong with them is seen again by whoever has all of them."""
     ended, following = threading.Event(), Following(folder)
 
     def follow() -> None:
@@ -402,10 +405,9 @@ def _followed(folder: Path, name: str, seen: Callable[[Workload], object]) -> It
     thread = threading.Thread(target=follow, name="kcg-following", daemon=True)
     thread.start()
     try:
-        yield
+        yield thread
     finally:
         ended.set()
-    thread.join()  # not of a program that was interrupted
 
 
 def _unforeseen(code: int) -> str:

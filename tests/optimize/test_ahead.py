@@ -258,7 +258,7 @@ def test_on_a_gpu_the_judging_child_opens_the_device_once_the_other_has(
 def test_on_a_gpu_kernels_of_a_script_are_compiled_while_it_is_recorded(
     opened: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is measured of them later is not compiled again; on a CPU nothing is compiled beside a program."""
+    """And first programs of those that matter; on a CPU nothing is compiled beside a program."""
     device, workload = opened.device, opened.captured.workload
     asked = list[str]()
     monkeypatch.setattr(MeasureService, "compile_ahead", lambda service, region, schedule: asked.append(region.id))

@@ -13,11 +13,13 @@ import pytest
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import Unsupported, kind_named, other_kinds, space_of
 from kcg.kernel.opts.schedule import RAW
-from kcg.optimize import expecting, proposing, region_search
+from kcg.optimize import expecting, judging, proposing, region_search
+from kcg.optimize.outlook import outlook_of
 from kcg.optimize.region_plans import among, propose
 from kcg.optimize.work import EXPECTED, Candidates, RegionWork, total_s
 from kcg.predictor.roofline import Roofline
-from kcg.types import Region, Schedule, ScheduleKind, WorkloadCall
+from kcg.search.problem import Observation
+from kcg.types import Region, Schedule, ScheduleKind, Status, WorkloadCall
 from tests.captured import captured
 from tests.kernels import empty, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -92,6 +94,23 @@ def test_what_is_expected_to_take_little_keeps_tinygrads_own_schedule() -> None:
     assert works[1].known.keys() == {works[1].space.baseline()} and not works[1].found
 
 
+def test_what_was_seen_in_an_earlier_run_is_not_replaced() -> None:
+    """Times that were measured do not stand beside what is expected of others."""
+    (work,) = works_of([WorkloadCall(MATMUL, 1)])
+    seen = Observation(work.space.baseline(), Status.OK, 4e-5, "binary")
+    work.keep(seen)
+    assert chosen([work]) == [] and not work.is_expected and work.known == {seen.schedule: seen} and not work.by_kind
+    expecting.know(work, {seen.schedule: 1e-9})
+    assert work.known == {seen.schedule: seen}
+
+
+def test_what_is_expected_is_no_outlook_of_a_search() -> None:
+    (work,) = works_of([WorkloadCall(MATMUL, 3)])
+    chosen([work])
+    row: Any = SimpleNamespace(region=MATMUL, calls=3)
+    assert work.saving_s > 0 and outlook_of([work], {}, [row], {}).unjudged == 0
+
+
 def test_where_the_budget_ends_the_rest_is_not_looked_at() -> None:
     (work,) = works_of([WorkloadCall(MATMUL, 1)])
     assert chosen([work], until=0.0) == [] and not work.known
@@ -118,8 +137,17 @@ def test_regions_of_flux_are_chosen_by_what_is_expected_of_them(monkeypatch: pyt
     )
     estimates: Any = SimpleNamespace(captured=SimpleNamespace(workload=flux), regions_until=lambda: None)
     monkeypatch.setattr(region_search, "with_regions", lambda _, found: SimpleNamespace(works=[*works, *found]))
+    bad = few[0][1].region
+
+    def all_but_one(asked: Sequence[RegionWork]) -> dict[str, list[Future[Schedule]]]:
+        return first_programs(asked) | fails([work for work in asked if work.call.region == bad])
+
+    device.first_programs = all_but_one
     found = region_search.expect_regions(Candidates(works), estimates, Roofline(), device=device, log=log)
     assert found is not None and found.timed
+    assert bad not in {work.call.region for work in found.works}, "its program does not compile"
+    assert all(candidate.region != bad for candidate in found.proposals.candidates.values())
+    assert all("is expected to be faster" in judging._claim(work) and work.is_expected for work in found.timed)
     for work in found.timed:
         assert work.proposed and work.best_s < min(one.time_s for one in work.known.values()) <= work.baseline_s
     needed = region_search.needed_by_plans(found)({})

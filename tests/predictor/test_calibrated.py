@@ -44,13 +44,13 @@ LINE = Line(0.3, 0.1, -9.0, -11.0, -7.0, 0.2, 50)
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for kept in (choice.kept_predictor, choice._kept_uncalibrated):
+    for kept in (choice.kept_predictor, choice._read_once):
         kept.cache_clear()
     return tmp_path
 
 
 def calibration(**lines: Line) -> Calibration:
-    return Calibration(H200.fingerprint, H200.model, choice.uncalibrated("auto", H200).name, lines)
+    return Calibration(H200.fingerprint, H200.model, choice.choose_predictor("auto", H200).name, lines)
 
 
 def test_a_line_says_how_far_off_predictions_are_and_what_is_left() -> None:
@@ -82,13 +82,10 @@ def test_a_file_is_read_as_it_was_written_and_what_is_none_is_one_line(tmp_path:
     write(path, made)
     assert read(path) == replace(made, about={})
     text = json.loads(path.read_text())
-    for bad in (
-        "",
-        "[]",
-        "{}",
-        json.dumps({**text, "format": 0}),
-        json.dumps({**text, "lines": {"opts": {"level": 1}}}),
-    ):
+    line = text["lines"]["opts"]
+    others = [{**text, "format": 0}, {**text, "about": []}, {**text, "about": {"rows": 3}}, {**text, "model": "a\nb"}]
+    others += [{**text, "lines": {"opts": one}} for one in ({"level": 1}, {**line, "before": "x"})]
+    for bad in ("", "[]", "{}", *map(json.dumps, others)):
         path.write_text(bad)
         with pytest.raises(DataError, match="run kcg calibrate again") as caught:
             read(path)
@@ -106,28 +103,30 @@ def test_it_is_used_where_it_is_of_this_device_and_predictor_and_nothing_else_wa
     plain = choice.choose_predictor("auto", H200)
     before = plain.predict(space, [space.baseline()])[0]
     write(file_of(H200), calibration(opts=LINE))
-    for found in (choice.choose_predictor("auto", H200), choice.deferred("auto", H200)):
+    for found in (how("auto", H200, calibrated=True) for how in (choice.choose_predictor, choice.deferred)):
         assert isinstance(found, Calibrated) and found.name == f"{plain.name}, calibrated"
         after = found.predict(space, [space.baseline()])[0]
         assert after.log_runtime == pytest.approx(before.log_runtime + LINE.shift(before.log_runtime))
         assert after == judge_of(found, space).predict([space.baseline()])[0]
-    assert choice.choose_predictor("roofline", H200).name == Roofline().name
-    assert choice.choose_predictor(str(choice.shipped_path(H200)), H200).name == plain.name
+    assert choice.choose_predictor("auto", H200).name == plain.name, "a reward or a campaign does not depend on it"
+    assert choice.choose_predictor("roofline", H200, calibrated=True).name == Roofline().name
+    named = choice.choose_predictor(str(choice.shipped_path(H200)), H200, calibrated=True)
+    assert named.predict(space, [space.baseline()]) == [before]
     other = replace(H200, model="another")
     assert calibration_of(other, plain.name) is None and calibration_of(H200, "another") is None
     file_of(H200).write_text("no JSON")
-    assert choice.choose_predictor("auto", H200).name == plain.name, "what cannot be read is none"
+    assert choice.choose_predictor("auto", H200, calibrated=True).name == plain.name, "what cannot be read is none"
 
 
 def test_a_device_that_was_swept_is_none_that_was_never_seen(cache: Path) -> None:
     """A kernel with an operation that training never showed stays one."""
     other = replace(H200, model="another GPU", cores=80)
     space = space_of(MATMUL, other)
-    name = choice.uncalibrated("auto", other).name
-    (before,) = choice.choose_predictor("auto", other).predict(space, [space.baseline()])
+    name = choice.choose_predictor("auto", other).name
+    (before,) = choice.choose_predictor("auto", other, calibrated=True).predict(space, [space.baseline()])
     assert before.uncertainty >= NEVER_SEEN
     write(file_of(other), Calibration(other.fingerprint, other.model, name, {"opts": LINE}))
-    found = choice.choose_predictor("auto", other)
+    found = choice.choose_predictor("auto", other, calibrated=True)
     (after,) = found.predict(space, [space.baseline()])
     assert LINE.deviation <= after.uncertainty < NEVER_SEEN
     assert isinstance(found, Calibrated)
@@ -150,7 +149,7 @@ def test_the_cost_of_tile_programs_is_fitted_too() -> None:
 
 def test_what_is_measured_of_a_kernel_tells_its_level(cache: Path) -> None:
     space = space_of(MATMUL, H200)
-    plain = choice.uncalibrated("auto", H200)
+    plain = choice.choose_predictor("auto", H200)
     found, one = Calibrated(plain, calibration(opts=LINE)), [space.baseline()]
     ours, theirs = (judge_of(by, space).correct for by in (found, plain))
     assert ours is not None and theirs is not None
@@ -169,6 +168,9 @@ def test_a_file_of_another_device_is_refused_and_one_of_this_is_taken(
     write(shared, replace(calibration(opts=LINE), target="f" * 64, model="NVIDIA A100"))
     with pytest.raises(UsageError, match="is of another device, NVIDIA A100: run kcg calibrate here"):
         calibrate.calibrate(use=shared)
+    write(shared, replace(calibration(opts=LINE), predictor="another"))
+    with pytest.raises(UsageError, match="is of another predictor, another, and here h200-workload guides"):
+        calibrate.calibrate(use=shared)
     with pytest.raises(UsageError, match="--out is of a sweep"):
         calibrate.calibrate(use=shared, out=cache / "other.json")
 
@@ -178,6 +180,7 @@ def test_where_nothing_is_gained_nothing_is_kept(cache: Path, monkeypatch: pytes
 
     nothing: Any = (calibration(), H200)
     monkeypatch.setattr(calibrate, "swept", lambda device, budget_s: nothing)
+    write(file_of(H200), calibration(opts=LINE))  # of an earlier sweep
     with pytest.raises(typer.Exit) as ended:
         calibrate.calibrate()
     assert ended.value.exit_code == ExitCode.NOTHING_IMPROVED and not file_of(H200).exists()

@@ -417,9 +417,9 @@ def test_a_deferred_predictor_is_read_when_it_is_first_asked(monkeypatch: pytest
     target, read = KNOWN_TARGETS["sm_90"], list[str]()
     known = choice.kept_predictor
 
-    def kept(name: str, of: Target) -> Predictor:
+    def kept(name: str, of: Target, **more: bool) -> Predictor:
         read.append(name)
-        return known(name, of)
+        return known(name, of, **more)
 
     monkeypatch.setattr(choice, "kept_predictor", kept)
     found, chosen = choice.deferred("auto", target), choose_predictor("auto", target)
