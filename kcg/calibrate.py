@@ -38,7 +38,7 @@ SEED: Final = 1
     epilog=examples("kcg calibrate", "kcg calibrate --out h100.json", "kcg calibrate --use h100.json"),
 )
 def calibrate(
-    device: Annotated[str, typer.Option(help="auto, or a device of tinygrad, such as CUDA or CPU")] = "auto",
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, CPU, CUDA …")] = "auto",
     budget: Annotated[str, typer.Option(metavar="TIME", help="of the sweep")] = "2m",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="write it there too, to be shared")] = None,
     use: Annotated[Path | None, typer.Option(metavar="FILE", help="take what somebody shared; nothing is run")] = None,

@@ -131,6 +131,8 @@ def guiding(space: Space, usual: Predictor | None) -> Predictor:
     if it did."""
     if isinstance(usual, Calibrated):
         return usual.beside(guiding(space, usual.inner))
-    if isinstance(usual, Beside):
-        return usual.plans if isinstance(space, SeenAsPlans) else guiding(space, usual.usual)
+    if isinstance(usual, Beside) and isinstance(space, SeenAsPlans):
+        return usual.plans
+    if isinstance(usual, Beside) and isinstance(usual.usual, Calibrated) and isinstance(space, HasCost):
+        return guiding(space, usual.usual)
     return KnownCost() if usual is None or isinstance(space, HasCost) else usual
