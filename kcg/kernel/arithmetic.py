@@ -572,7 +572,7 @@ def _float_alu(
         case Ops.ADD:
             passed = _plus(a.error, b.error)
             total = rounded(
-                x + y, passed, dtype, made_of=(a, b), certain_nan=unrelated, doubt=lambda: _overflows_opposed(a, b)
+                x + y, passed, dtype, made_of=(a, b), certain_nan=unrelated, doubt=lambda: _pulled_back(a, b, dtype)
             )
             return _reordered(total, a, b, dtype)
         case Ops.SUB:
@@ -664,10 +664,13 @@ def _maximum(a: Value, b: Value) -> Value:
     return Value(data, either if either.any() else None)
 
 
-def _overflows_opposed(a: Value, b: Value) -> Array:
-    """Where infinities of which one is an overflow are subtracted."""
-    opposed = np.isinf(a.data) & np.isinf(b.data) & (a.data != b.data)
-    return np.asarray(opposed & ((_some(a.error) > 0) | (_some(b.error) > 0)))
+def _pulled_back(a: Value, b: Value, dtype: DType) -> Array:
+    """Where an overflow is added to an infinity, or a large number, of the other sign: a multiply-add does not round
+    its product, and so 3.5e38 - 3e38 may be a number where the product alone is infinite."""
+    over = [np.isinf(part.data) & (_some(part.error) > 0) for part in (a, b)]
+    large = largest_of(dtype) * unit_roundoff(dtype)  # of anything smaller the largest float has no bit
+    opposed = (np.sign(a.data) == -np.sign(b.data)) & (np.minimum(np.abs(a.data), np.abs(b.data)) > large)
+    return np.asarray(opposed & (over[0] | over[1]))
 
 
 def _infinity_of_open_sign(a: Value, b: Value) -> Array:

@@ -112,6 +112,7 @@ class Fold:
         self._settled: Array = np.asarray(False)  # where one term decides alone: a certain True of any(), an infinity
         self._no_number: Array = np.asarray(False)  # where a term is NaN for certain
         self._doubtful: Array = np.asarray(False)  # where a term that is infinite is an overflow
+        self._finite: Array = np.zeros(())  # Σ |term| of a sum without those that are infinite
         self._large: Array = np.ones(())  # Π max(|term|, 1) and Π min(|term|, 1): what partial products may come to
         self._small: Array = np.ones(())
         self._wide: Array = np.ones(()) if op is Ops.MUL else np.zeros(())  # the result of integers, in float64
@@ -147,7 +148,11 @@ class Fold:
             for place, part in enumerate(parts):
                 if not term.terms or term.terms[place].ndim > outer_axes:
                     self._draw(place, np.broadcast_to(part, data.shape))
-                self._sizes = self._sizes + np.abs(part).sum(0)
+                sizes = np.abs(part).sum(0)
+                self._sizes = self._sizes + sizes
+                if not np.isfinite(sizes).all():
+                    sizes = np.where(np.isfinite(part), np.abs(part), 0.0).sum(0)
+                self._finite = self._finite + sizes
                 self._squares = self._squares + np.square(part).sum(0)
                 self._integral = self._integral and error is None and bool((part == np.rint(part)).all())
         if error is None:
@@ -342,13 +347,16 @@ class Fold:
         """The error beside an infinite result or one that is no number.
 
         An infinite one of certain terms is certain, and so is NaN where a term is NaN for certain. Infinities that
-        cancel make none in every order where they are of the data.
+        cancel make none in every order where they are of the data. A term that overflows is infinite in a sum whose
+        other terms are too small to pull it back: a multiply-add does not round its product.
         """
         assert self._result is not None
         certain = np.isfinite(self._spread)
         cancelled = certain & ~self._doubtful & self._unrelated & (self._op is Ops.ADD)
         beside_nan = np.where(self._no_number | cancelled, 0.0, np.inf)
-        beside_inf = np.where(certain, np.where(self._doubtful, OVERFLOWED, 0.0), np.inf)
+        large = largest_of(self._dtype) * unit_roundoff(self._dtype)  # of less the largest float has no bit
+        overflowed = np.where((self._finite > large) & (self._op is Ops.ADD), np.inf, OVERFLOWED)
+        beside_inf = np.where(certain, np.where(self._doubtful, overflowed, 0.0), np.inf)
         return np.where(np.isnan(self._result), beside_nan, beside_inf)
 
     def _limited(self, result: Array, error: Array) -> Value:

@@ -122,6 +122,24 @@ def test_an_overflow_that_another_order_avoids_is_uncertain() -> None:
     assert not np.isinf(store.error).any() and np.isnan(store.values[1]), "no order makes a number of that"
 
 
+def test_a_product_beyond_the_largest_float_may_be_pulled_back_by_the_sum_that_it_is_added_to() -> None:
+    """A multiply-add does not round it: of an attention's gradient on a CPU a sum was 1.3e38, and a loop's infinite."""
+    (ast,) = kernels_of(empty(1, 3) @ empty(3, 1))
+    (alone,) = kernels_of(empty(3) * empty(3) + empty(3))
+
+    def of_sum(*y: float) -> tuple[float, float]:
+        data = {1: np.array([2e19, 2e19, 1], np.float32), 2: np.array(y, np.float32)}
+        (store,) = evaluate(ast, data, sample_points(ast, 1, np.random.default_rng(0)))
+        return float(store.values[0]), float(store.error[0])
+
+    assert of_sum(-1.53e19, 1.75e19, 1) == (np.inf, np.inf), "3.5e38 - 3.06e38 is 4.4e37"
+    assert of_sum(-1, 1.75e19, 1) == (np.inf, 1.0), "infinite in every order"
+    data = {1: np.full(3, 2e19, np.float32), 2: np.full(3, 1.75e19, np.float32)}
+    data[3] = np.array([-3.06e38, -1e20, 3e38], np.float32)
+    (store,) = evaluate(alone, data, sample_points(alone, 3, np.random.default_rng(0)))
+    assert np.isinf(store.values).all() and store.error[np.argsort(store.indices)].tolist() == [np.inf, 1.0, 1.0]
+
+
 def test_an_overflow_of_a_sum_that_a_factor_was_moved_out_of_is_uncertain() -> None:
     """Of a norm before a matmul Σ (x · r · g) · w, with one r for all terms, tinygrad makes r · Σ (x · g) · w."""
     (ast,) = kernels_of((empty(5, 8) * empty(5, 1) * empty(8)) @ empty(8, 3))
