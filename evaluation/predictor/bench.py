@@ -22,7 +22,8 @@ import typer
 
 from evaluation.laps import laps
 from evaluation.predictor.on_lattices import lattices_of
-from evaluation.predictor.places import RESULTS, ROOT, SHIPPED, command
+from evaluation.predictor.places import RESULTS, ROOT, SHIPPED
+from evaluation.rows import this_command
 from kcg.cli import record_results, run_script
 from kcg.dataset.reading import read_export
 from kcg.kernel.kinds import space_of as fresh_space_of
@@ -151,7 +152,7 @@ def main(
         entry, run, prefix = speed_of_plans(checkpoint, dataset), "tiles", "tile_"
     else:
         entry, run, prefix = speed_of(checkpoint, dataset, family, schedules), family, ""
-    entry["command"] = command("bench")
+    entry["command"] = this_command()
     record_results(out, run, entry, {prefix + name: entry[name] for name in names})
     typer.echo(json.dumps(entry, indent=1))
 
