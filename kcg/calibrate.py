@@ -6,7 +6,7 @@ import math
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -20,7 +20,8 @@ from kcg.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from kcg.dataset.journal import Journal
     from kcg.predictor.calibrated import Calibration
-    from kcg.types import Target
+    from kcg.predictor.interface import Predictor
+    from kcg.types import Measurement, Region, Target
 
 app = command_app()
 
@@ -115,28 +116,19 @@ def calibration_from(journal: Journal, target: Target) -> Calibration:
     import numpy as np
 
     from kcg.dataset.splits import families_of
-    from kcg.kernel.kinds import space_of
     from kcg.measure.protocol import PROTOCOL
     from kcg.predictor.calibrated import Calibration, line_of
     from kcg.predictor.choice import AUTO, choose_predictor
-    from kcg.predictor.cost import guiding
-    from kcg.predictor.interface import judge_of
     from kcg.provenance import provenance
-    from kcg.types import Measurement, Status
+    from kcg.types import Status
 
-    predictor, regions = choose_predictor(AUTO, target), journal.regions()
-    families = families_of(journal.workloads())
-    rows: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    for row in journal.measurements(PROTOCOL):
-        if row.status == Status.OK and not row.variables and not row.trial and row.target == target.fingerprint:
-            rows[str(row.schedule.kind), row.region_id].append(row)
-    predictions: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
-    for (kind, region), some in rows.items():
-        space = space_of(regions[region], target, kind)
-        judge = judge_of(guiding(space, predictor), space)
-        for one, row in zip(judge.predict([row.schedule for row in some]), some, strict=True):
-            if one.failure_probability < 1.0:
-                predictions[kind].append((one.log_runtime, math.log(row.median_s), families.get(region, "")))
+    predictor, families = choose_predictor(AUTO, target), families_of(journal.workloads())
+    usable = (
+        row
+        for row in journal.measurements(PROTOCOL)
+        if row.status == Status.OK and not row.variables and not row.trial and row.target == target.fingerprint
+    )
+    predictions = predictions_of(usable, journal.regions(), families, predictor, target)
     lines = {}
     for kind, each in predictions.items():
         predicted, measured = (np.array([one[place] for one in each]) for place in (0, 1))
@@ -148,6 +140,32 @@ def calibration_from(journal: Journal, target: Target) -> Calibration:
         "rows": {kind: len(one) for kind, one in predictions.items()},
     }
     return Calibration(target.fingerprint, target.model, predictor.name, lines, about)
+
+
+def predictions_of(
+    rows: Iterable[Measurement],
+    regions: Mapping[str, Region],
+    families: Mapping[str, str],
+    predictor: Predictor,
+    target: Target,
+) -> dict[str, list[tuple[float, float, str]]]:
+    """By kind: predicted and measured log-seconds of some rows of a target, and the families of their regions; not of
+    what is expected to fail."""
+    from kcg.kernel.kinds import space_of
+    from kcg.predictor.cost import guiding
+    from kcg.predictor.interface import judge_of
+
+    together: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
+    for row in rows:
+        together[str(row.schedule.kind), row.region_id].append(row)
+    predictions: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
+    for (kind, region), some in together.items():
+        space = space_of(regions[region], target, kind)
+        judge = judge_of(guiding(space, predictor), space)
+        for one, row in zip(judge.predict([row.schedule for row in some]), some, strict=True):
+            if one.failure_probability < 1.0:
+                predictions[kind].append((one.log_runtime, math.log(row.median_s), families.get(region, "")))
+    return predictions
 
 
 def lines_of(found: Calibration) -> Iterator[str]:

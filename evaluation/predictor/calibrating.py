@@ -11,7 +11,6 @@ evaluation/results/eval_tiles.json, run `calibrated`.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,47 +19,38 @@ import typer
 
 from evaluation.predictor.left_out import OUT
 from evaluation.rows import rounded, this_command
+from kcg.calibrate import predictions_of
 from kcg.cli import record_results, run_script
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import Export, read_export
 from kcg.dataset.sources import place_of
 from kcg.dataset.splits import families_of
 from kcg.errors import UsageError
-from kcg.kernel.kinds import space_of
 from kcg.measure.protocol import PROTOCOL
 from kcg.predictor.calibrated import fitted
 from kcg.predictor.choice import AUTO, choose_predictor
-from kcg.predictor.cost import guiding
 from kcg.predictor.features import Array
-from kcg.predictor.interface import judge_of
-from kcg.types import Measurement, ScheduleKind, Status
+from kcg.types import ScheduleKind, Status
 
 ROWS: Final = 50
 SEEDS: Final = 40
 KINDS: Final = (ScheduleKind.OPTS, ScheduleKind.TILE)
 
 
-def said_of(export: Export, gpu: str, kind: str) -> tuple[Array, Array, Array]:
-    """(n,) each: predicted and measured log-seconds of the rows of a GPU, and their families."""
-    regions, targets, families = export.regions(), export.targets(), families_of(export.workloads())
-    there = {name: target for name, target in targets.items() if gpu in target.model}
-    if not there:
-        raise UsageError(f"no GPU of the dataset has {gpu!r} in its name")
-    rows: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    for row in export.measurements(PROTOCOL):
-        is_of_kind = row.target in there and row.schedule.kind == kind and row.sampler != RETIMED
-        if is_of_kind and row.status == Status.OK and not row.variables and len(regions[row.region_id].kernels) == 1:
-            rows[row.region_id, row.target].append(row)
-    found: list[tuple[float, float, str]] = []
-    for (region, name), some in rows.items():
-        space = space_of(regions[region], there[name], kind)
-        judge = judge_of(guiding(space, choose_predictor(AUTO, there[name])), space)
-        for one, row in zip(judge.predict([row.schedule for row in some]), some, strict=True):
-            found.append((one.log_runtime, float(np.log(row.median_s)), families.get(region, "")))
-    if not found:
-        raise UsageError(f"the dataset has no rows of kind {kind} of that GPU")
-    predicted, measured, own = zip(*found, strict=True)
-    return np.array(predicted), np.array(measured), np.array(own)
+def predictions_on(export: Export, gpu: str) -> dict[str, list[tuple[float, float, str]]]:
+    """By kind: predicted and measured log-seconds of the rows of single kernels on a GPU, and their families."""
+    regions, families = export.regions(), families_of(export.workloads())
+    there = [target for target in export.targets().values() if gpu in target.model]
+    if len(there) != 1:
+        raise UsageError(f"{len(there)} GPUs of the dataset have {gpu!r} in their names: name one")
+    (target,) = there
+    usable = (
+        row
+        for row in export.measurements(PROTOCOL)
+        if row.target == target.fingerprint and row.sampler != RETIMED and row.status == Status.OK
+        if not row.variables and len(regions[row.region_id].kernels) == 1
+    )
+    return predictions_of(usable, regions, families, choose_predictor(AUTO, target), target)
 
 
 def errors_of(predicted: Array, measured: Array, families: Array) -> dict[str, Any]:
@@ -92,7 +82,11 @@ def main(
 ) -> None:
     """Fit and ask, and write the figures."""
     export = read_export(place_of(source))
-    entry = {str(kind): errors_of(*said_of(export, gpu, kind)) for kind in KINDS}
+    predictions, entry = predictions_on(export, gpu), dict[str, dict[str, Any]]()
+    for kind in map(str, KINDS):
+        if not predictions[kind]:
+            raise UsageError(f"the dataset has no rows of kind {kind} of that GPU")
+        entry[kind] = errors_of(*map(np.array, zip(*predictions[kind], strict=True)))
     record_results(out, "calibrated", {**entry, "gpu": gpu, "command": this_command()}, {})
     typer.echo(json.dumps(entry, indent=1))
 

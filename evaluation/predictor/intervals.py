@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from evaluation.rows import rounded
 from kcg.predictor.features import Array
 from kcg.predictor.metrics import KernelScores, summary
 
@@ -31,6 +33,15 @@ def interval(
     ]
     low, high = np.nanquantile(drawn, [(1 - share) / 2, (1 + share) / 2])
     return float(low), float(high)
+
+
+def share_figure(logs: Sequence[float]) -> dict[str, Any]:
+    """Of shares, as logarithms: the geometric mean, its interval, and the tenth percentile."""
+    return {
+        "share": rounded(float(np.exp(np.mean(logs)))),
+        "interval": [rounded(float(end)) for end in np.exp(ratio_interval([(one, 1.0) for one in logs]))],
+        "p10": rounded(float(np.quantile(np.exp(logs), 0.1))),
+    }
 
 
 def ratio_interval(parts: Sequence[tuple[float, float]], *, seed: int = 0) -> tuple[float, float]:

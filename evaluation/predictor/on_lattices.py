@@ -38,7 +38,7 @@ import typer
 
 from evaluation.dataset.record import FROZEN, LEAST, group_of
 from evaluation.predictor.arms import WAYS, Elsewhere, Programs, recorded, ways_of
-from evaluation.predictor.intervals import ratio_interval
+from evaluation.predictor.intervals import share_figure
 from evaluation.predictor.left_out import left_out_by
 from evaluation.rows import rounded, this_command
 from kcg.campaign.sampling import REST
@@ -183,13 +183,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for arm in (one for one in ARMS if all(one in row for row in rows)):
         for n in map(str, AFTER):
-            logs = np.log([row[arm][n] for row in rows])
-            ends = np.exp(ratio_interval([(log, 1.0) for log in logs]))
-            found.setdefault(arm, {})[n] = {
-                "share": rounded(float(np.exp(logs.mean()))),
-                "interval": [rounded(float(end)) for end in ends],
-                "p10": rounded(float(np.quantile(np.exp(logs), 0.1))),
-            }
+            found.setdefault(arm, {})[n] = share_figure(np.log([row[arm][n] for row in rows]).tolist())
     return found
 
 

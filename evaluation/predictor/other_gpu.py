@@ -15,7 +15,6 @@ search begins with, which knows the GPU's numbers, and any choice. Updates evalu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,9 +22,9 @@ import numpy as np
 import typer
 
 from evaluation.dataset.record import FROZEN
-from evaluation.predictor.intervals import ratio_interval
+from evaluation.predictor.intervals import share_figure
 from evaluation.predictor.left_out import OUT, left_out_by, rows_of_target
-from evaluation.rows import rounded, this_command
+from evaluation.rows import this_command
 from kcg.cli import record_results, run_script
 from kcg.dataset.noise import RETIMED
 from kcg.dataset.reading import read_export
@@ -65,16 +64,6 @@ def any_choice(data: TrainingData, rows: Array) -> list[float]:
     return [float(log_s.min() - log_s.mean()) for log_s in each if len(log_s) >= LEAST_ROWS]
 
 
-def figure(logs: Sequence[float]) -> dict[str, Any]:
-    """The mean share, its interval and the tenth percentile."""
-    ends = np.exp(ratio_interval([(one, 1.0) for one in logs]))
-    return {
-        "share": rounded(float(np.exp(np.mean(logs)))),
-        "interval": [rounded(float(end)) for end in ends],
-        "p10": rounded(float(np.exp(np.quantile(logs, 0.1)))),
-    }
-
-
 def main(
     source: Annotated[str, typer.Argument(help="a dataset, as kcg.data.load takes it")],
     folder: Annotated[Path, typer.Argument(help="what `left_out train --without` wrote")],
@@ -96,24 +85,23 @@ def main(
         rows, others = (
             np.flatnonzero(there & (np.isin(families, sorted(never)) == inside)) for inside in (True, False)
         )
-        said = {place: _said(checkpoint, data, some) for place, some in enumerate((rows, others))}
-        rank, sigma, hidden = said[0]
+        (rank, sigma, hidden), (known, _, states) = (_said(checkpoint, data, some) for some in (rows, others))
         logs["formula"] += shares_of(data, rows, data.base[rows])
         logs["learned"] += shares_of(data, rows, rank)
         logs["any"] += any_choice(data, rows)
-        for name, predicted in (("formula", data.base[others]), ("learned", said[1][0])):
+        for name, predicted in (("formula", data.base[others]), ("learned", known)):
             some = zip(kernels_of(data, others), shares_of(data, others, predicted), strict=True)
             seen[name] = {**dict(some), **seen[name]}
         corrected = []
         for seed in range(SEEDS):
             drawn = np.random.default_rng(seed).choice(len(others), min(MEASURED, len(others)), replace=False)
-            correction = Correction(said[1][2][drawn])
-            correction.observe(said[1][2][drawn], said[1][0][drawn], data.log_s[others[drawn]])
+            correction = Correction(states[drawn])
+            correction.observe(states[drawn], known[drawn], data.log_s[others[drawn]])
             corrected.append(shares_of(data, rows, correction.corrected(hidden, rank, sigma)[0]))
         logs["learned, 50 measured"] += [float(one) for one in np.mean(corrected, 0)]
         rows_asked += len(rows)
-    figures: dict[str, Any] = {name: figure(each) for name, each in logs.items()}
-    figures["seen"] = {name: figure([*each.values()]) for name, each in seen.items()}
+    figures: dict[str, Any] = {name: share_figure(each) for name, each in logs.items()}
+    figures["seen"] = {name: share_figure([*each.values()]) for name, each in seen.items()}
     entry = {"without": sorted(gpus), "regions": len(logs["formula"]), "rows": rows_asked, **figures}
     headline = {
         "other_gpu_top1_at_0": figures["learned"]["share"],

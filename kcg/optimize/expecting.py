@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Final
 
 from kcg.optimize.proposing import has_failed, left_s
-from kcg.optimize.work import EXPECTED, RegionWork
+from kcg.optimize.work import EXPECTED, RegionWork, is_expected
 from kcg.predictor.interface import judge_of
 from kcg.search.problem import Observation
 from kcg.types import Schedule, Status
@@ -96,5 +96,5 @@ def know(work: RegionWork, expected_s: Mapping[Schedule, float]) -> None:
     """Know what is expected of some schedules, as if it had been seen; not of what was seen."""
     for number, (schedule, seconds) in enumerate(expected_s.items()):
         seen = work.observed(schedule)
-        if math.isfinite(seconds) and (seen is None or seen.binary_hash.startswith(EXPECTED)):
+        if math.isfinite(seconds) and (seen is None or is_expected(seen)):
             work.keep(Observation(schedule, Status.OK, seconds, binary_hash=f"{EXPECTED}{schedule.kind}:{number}"))

@@ -50,6 +50,11 @@ EXPECTED = "expected:"
 """Begins the hash of a binary that is none: nothing was measured of its schedule, but expected."""
 
 
+def is_expected(seen: Observation) -> bool:
+    """Whether it is not what was seen, but what is expected."""
+    return seen.binary_hash.startswith(EXPECTED)
+
+
 @dataclass
 class RegionWork:
     """What a run knows of one region of the workload."""
@@ -252,7 +257,7 @@ class RegionWork:
     def is_expected(self) -> bool:
         """Whether what is known of it is not what was seen but what is expected (`kcg.optimize.expecting`)."""
         seen = self.known.get(self.space.baseline())
-        return seen is not None and seen.binary_hash.startswith(EXPECTED)
+        return seen is not None and is_expected(seen)
 
     @property
     def is_timed(self) -> bool:
@@ -385,7 +390,7 @@ class RegionWork:
     def as_searched(self, schedule: Schedule) -> Finalist:
         """A schedule as the search left it; not verified."""
         observation = self.observed(schedule)
-        if observation is not None and observation.binary_hash.startswith(EXPECTED):
+        if observation is not None and is_expected(observation):
             observation = None  # nothing was seen of it
         seconds = observation.runtime_s if observation is not None and observation.runtime_s else 0.0
         name, legend = self.named(schedule)

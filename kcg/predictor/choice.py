@@ -131,14 +131,15 @@ def deferred(choice: str, target: Target, *, calibrated: bool = False) -> Predic
     path = _path_of(choice, target)
     if path is None or _is_of_plans(path):
         return kept_predictor(choice, target, calibrated=calibrated)
-    read = functools.partial(_read_once, choice, target, calibrated=True) if calibrated else None
-    unread = _Unread(path, read or functools.partial(kept_predictor, choice, target))
-    return _fitted(unread, choice, target) if calibrated else unread
+    if not calibrated:
+        return _Unread(path, functools.partial(kept_predictor, choice, target))
+    return _fitted(_Unread(path, functools.partial(_read_once, choice, target)), choice, target)
 
 
 @functools.lru_cache(4)
-def _read_once(choice: str, target: Target, *, calibrated: bool) -> Predictor:
-    return _chosen(choice, target, calibrated=calibrated)
+def _read_once(choice: str, target: Target) -> Predictor:
+    """What `kcg calibrate` fitted, without its lines."""
+    return _chosen(choice, target, calibrated=True)
 
 
 class _Unread:

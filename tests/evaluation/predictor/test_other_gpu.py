@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from evaluation.predictor.calibrating import errors_of
+from evaluation.predictor.intervals import share_figure
 from evaluation.predictor.left_out import rows_of_target
-from evaluation.predictor.other_gpu import any_choice, figure, kernels_of, shares_of
+from evaluation.predictor.other_gpu import any_choice, kernels_of, shares_of
 from kcg.errors import UsageError
 from kcg.predictor.training_data import TrainingData
 
@@ -32,7 +33,7 @@ def test_a_share_is_of_the_program_that_is_expected_to_be_fastest() -> None:
     assert np.exp(shares_of(DATA, ALL, -DATA.log_s)).tolist() == pytest.approx([1 / 8, 1 / 4])
     assert kernels_of(DATA, ALL) == [0, 1]
     assert np.exp(any_choice(DATA, ALL)).tolist() == pytest.approx([64**-0.25, 8**-0.25])
-    found = figure([np.log(0.5), np.log(1.0)])
+    found = share_figure([np.log(0.5), np.log(1.0)])
     assert found["share"] == pytest.approx(0.70711) and found["interval"] == [0.5, 1.0]
 
 
