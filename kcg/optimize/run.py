@@ -125,7 +125,7 @@ def optimize(
     """
     settings = with_what_was_allowed(settings)
     store = Stored(open_store(settings.store, new=True), settings.allow_tf32) if settings.store else None
-    log, budget = _begin(settings, progress, started=time.monotonic() if started is None else started)
+    log, budget = begin(settings, progress, started=time.monotonic() if started is None else started)
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
     with (
@@ -181,10 +181,10 @@ def optimize(
         compared: Mapping[tuple[str, Schedule], Compared] = {}
         memory_bytes = memory_between(captured.workload, memory)
 
-        def ended(results: RegionResults | None) -> _Ended:
+        def ended(results: RegionResults | None) -> Ended:
             """What the run has come to by now."""
             name = guide.name
-            return _Ended(settings, captured, works, candidates, results, judged, name, proposed, memory_bytes)
+            return Ended(settings, captured, works, candidates, results, judged, name, proposed, memory_bytes)
 
         def made(results: RegionResults | None) -> Result:
             return build_result(ended(results), device=device, budget=budget, log=log)
@@ -380,7 +380,7 @@ def _started(settings: Settings, device: Device) -> Live:
     )
 
 
-def _begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:
+def begin(settings: Settings, progress: Progress, *, started: float) -> tuple[RunLog, Budget]:
     budget = Budget(started=started, limit_s=settings.budget_s, measurements=settings.measurements)
     progress.until(budget.over_at)
     return RunLog(progress, started=started), budget
@@ -507,7 +507,7 @@ def say_untimed(measured: Measured, log: RunLog) -> None:
 
 
 @dataclass(frozen=True)
-class _Ended:
+class Ended:
     """What a run has come to when its result is made; what it did not come to is None."""
 
     settings: Settings
@@ -521,7 +521,7 @@ class _Ended:
     memory_bytes: float = math.inf  # that values between kernels may take
 
 
-def build_result(ended: _Ended, *, device: Device, budget: Budget, log: RunLog) -> Result:
+def build_result(ended: Ended, *, device: Device, budget: Budget, log: RunLog) -> Result:
     """Everything of the run as one `Result`, but for the check of the whole."""
     from kcg.kernel.analysis import find_recompute
     from kcg.kernel.codec import ast_of
@@ -608,7 +608,7 @@ def seen_as_of(workload: Workload, device: str) -> tuple[tuple[str, SeenAs], ...
     return tuple(place for place in found if place[1] != ("", (device,)))
 
 
-def write(ended: _Ended, result: Result, check: ModelCheck, *, device: Device, budget: Budget, log: RunLog) -> Finished:
+def write(ended: Ended, result: Result, check: ModelCheck, *, device: Device, budget: Budget, log: RunLog) -> Finished:
     """Write the result, with the check of the whole, and its report."""
     if budget.late_at is not None and time.monotonic() > budget.late_at and not log.interrupted:
         log.warn(f"the budget of {budget.limit_s:g} s is less than timing and verifying the kernels takes")
@@ -717,7 +717,7 @@ def preview(settings: Settings, progress: Progress, *, json_mode: bool) -> None:
     from kcg.types import canonical_json
 
     check_writable(settings.folder)
-    log, budget = _begin(settings, progress, started=time.monotonic())
+    log, budget = begin(settings, progress, started=time.monotonic())
     with Device(settings, log, budget, writes=False) as device:
         kernels = handwritten.read_files(device, settings.kernels)
         workload = capture(settings, device, budget=budget, log=log).workload
