@@ -1,8 +1,8 @@
-"""A small program recorded exhaustively: what each job of optimising it takes and gives, whatever is done in which order.
+"""A small program recorded exhaustively: what each job of optimising it takes and gives, in whatever order.
 
-Journals of runs cannot answer for what was not done. So of each part of a program, a kernel or a region of several, some
-candidates were all compiled, timed and judged, and the whole step was timed by several plans: `evaluation.plans.record`
-makes such recordings on a GPU, `kcg/Plan-v0` (`kcg.rl.plan_env`) replays them without one.
+Journals of runs cannot answer for what was not done. So of each part of a program, a kernel or a region of several,
+some candidates were all compiled, timed and judged, and the whole step was timed by several plans:
+`evaluation.plans.record` makes such recordings on a GPU, `kcg/Plan-v0` (`kcg.rl.plan_env`) replays them without one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """A plan whose whole step was timed: which candidate runs, by part; what is in none runs as tinygrad schedules it."""
+    """A plan whose whole step was timed: which candidate of a part runs. What none takes runs as tinygrad schedules it."""
 
     chosen: tuple[tuple[str, int], ...]  # id of a part, and the number of its candidate
     step_s: float
