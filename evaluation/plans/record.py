@@ -4,12 +4,12 @@
     python -m evaluation.plans.record --programs gpt2/mini-f16,vit/tiny-16-f32 --device CUDA --out FOLDER
 
 Of each program the kernels that take most of its time and the regions of several that a search would look at first get
-candidates: the first choices of the analytic cost, then legal programs drawn uniformly. All are compiled, timed as a
-search does, judged in turns with tinygrad's own schedule, and those that need it run under stress. Then the whole step
-is timed by plans: the best by what was judged, the best that is expected before anything is measured, that without any
-region, and others with parts and candidates drawn at random. What each job took is that of the run's own journal; of
-one that compares several programs at once a pair's share. A program that is recorded already is left out, so the same
-command goes on.
+candidates: the first choices of the analytic cost, then legal programs drawn uniformly. All are compiled and timed as a
+search does; the four fastest of each part are judged in turns with tinygrad's own schedule, and those that need it run
+under stress. Then the whole step is timed by plans: the best by what was judged, the best that is expected before
+anything is measured, that without any region, that of regions alone, and others with parts and candidates drawn at
+random. What each job took is that of the run's own journal; of one that compares several programs a pair's share. A
+program that is recorded already is left out, so the same command goes on.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule, 
 SAMPLER: Final = "recorded"
 OF_PRIOR: Final = 4  # candidates that are the cost's first choices
 COVERED: Final = 0.98  # of the program's time, of the kernels that get candidates
+JUDGED: Final = 4  # of a part, the fastest: others would be judged only if all of these failed
 TRIES: Final = 200  # draws until a candidate is new
 WHOLE_S: Final = 240.0  # for the plans of one program
 
@@ -110,6 +111,11 @@ class Looked:
         """Numbers of the candidates that passed all, the fastest first as they were judged."""
         found = [number for number, one in enumerate(self.tried) if one.row is not None and not one.fails]
         return sorted(found, key=lambda number: _judged_s(self.tried[number]))
+
+
+def _timed_s(one: Tried) -> float:
+    assert one.seen is not None and one.seen.runtime_s is not None
+    return one.seen.runtime_s
 
 
 def _judged_s(one: Tried) -> float:
@@ -282,8 +288,9 @@ def _judge(parts: Sequence[Looked], estimates: Estimates, kept: KeptResults, dev
         wait(comparisons._asked(one.work))
         own = comparisons.side(one.work, one.work.space.baseline())
         sides = {}
-        for number, tried in enumerate(one.tried):
-            if not tried.fails and not isinstance(side := comparisons.side(one.work, tried.schedule), str):
+        ran = [number for number, tried in enumerate(one.tried) if not tried.fails]
+        for number in sorted(ran, key=lambda number: _timed_s(one.tried[number]))[:JUDGED]:
+            if not isinstance(side := comparisons.side(one.work, one.tried[number].schedule), str):
                 sides[number] = side
         if isinstance(own, str) or comparisons.why_unjudged(one.work):
             for number in sides:
@@ -343,7 +350,7 @@ def choices_of(parts: Sequence[Looked], rng: random.Random) -> Iterable[dict[str
     yield {one.work.id: one.right[0] for one in able if one.form}
     while True:
         share = rng.choice((0.3, 0.5, 0.8))
-        yield {one.work.id: rng.choice(one.right[:4]) for one in able if rng.random() < share}
+        yield {one.work.id: rng.choice(one.right) for one in able if rng.random() < share}
 
 
 def _expected_first(one: Looked) -> int | None:

@@ -28,7 +28,7 @@ class Candidate:
     expected_s: float  # by the analytic cost, before anything was measured
     job_s: tuple[float, ...]  # what each of `JOBS` takes; compiling on a core, the others on the device; 0: not needed
     timed_s: float | None = None  # as a search times it; None where it did not come to that
-    judged_s: float | None = None  # re-timed in turns with the part's own schedule
+    judged_s: float | None = None  # re-timed in turns with the part's own schedule, of the part's fastest
     fails: str = ""  # in which of `JOBS`; empty where it passes all
 
 
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """A plan whose whole step was timed: which candidate of a part runs. What none takes runs as tinygrad schedules it."""
+    """A plan whose whole step was timed, by its candidates. What none of them takes runs as tinygrad schedules it."""
 
     chosen: tuple[tuple[str, int], ...]  # id of a part, and the number of its candidate
     step_s: float
