@@ -12,6 +12,7 @@ import gymnasium
 ENVIRONMENTS: Final = {
     "kcg/Schedule-v0": "kcg.rl.schedule_env:ScheduleEnv",  # its tasks are made from names
     "kcg/KernelSchedule-v0": "kcg.rl.env:KernelScheduleEnv",  # its tasks are given
+    "kcg/Plan-v0": "kcg.rl.plan_env:PlanEnv",  # replays recorded programs
 }
 """What can be made, by id."""
 
