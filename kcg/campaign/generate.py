@@ -40,7 +40,7 @@ from kcg.dataset.programs import ProgramFile, Waiting, programs_beside
 from kcg.dataset.schema import check_header
 from kcg.errors import JournalError, UsageError
 from kcg.kernel.kinds import made_by, own_kind
-from kcg.kernel.targets import TARGETS, target_named
+from kcg.kernel.targets import TARGETS, target_asked
 from kcg.measure.interface import Measures
 from kcg.measure.jobs import CompileOutcome
 from kcg.measure.protocol import PROTOCOL
@@ -531,7 +531,7 @@ def captured(settings: CampaignSettings, device: str, log: Log) -> Iterator[Work
         return
     if settings.regions and device.startswith("CPU"):
         raise UsageError(f"--regions {settings.regions}: on a CPU several kernels are no program")
-    target = target_named(settings.target) if settings.target else TARGETS["sm_90"]
+    target = target_asked(settings.target) if settings.target else TARGETS["sm_90"]
     for workload in workloads_of(settings, device, lambda line: log(line, None)):
         yield from with_regions(workload, settings.regions, target)
 
@@ -543,7 +543,7 @@ def generate_here(settings: CampaignSettings, *, log: Log) -> CampaignSummary:
     if settings.stage is Stage.COMPILE:
         prepare(choose_device("CPU").dev)  # to schedule without allocating, any device does that opens here
         check_header(settings.out, create=True)
-        with CompilesOnly(target_named(settings.target), compile_workers=settings.compile_workers) as service:
+        with CompilesOnly(target_asked(settings.target), compile_workers=settings.compile_workers) as service:
             workloads = list(captured(settings, service.target.device, log))
             return generate_on(settings, [(service, workloads)], began=began, log=log)
     choice = choose_device(settings.device)

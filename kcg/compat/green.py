@@ -36,6 +36,11 @@ def wanted() -> int | None:
     return int(given)
 
 
+def name_of_part(model: str, count: int, there: int) -> str:
+    """What a GPU is called of whose multiprocessors so many are used."""
+    return f"{model}, {count} of {there} multiprocessors"
+
+
 def part_used() -> int | None:
     """How many multiprocessors the GPU's part has that this process opened; None where it opened all of a GPU."""
     return _part[0] if _part else None

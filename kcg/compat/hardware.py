@@ -27,7 +27,7 @@ def cuda_properties() -> dict[str, Any]:
     Where this process opened a part of it (`kcg.compat.green`), of that."""
     from tinygrad.runtime.autogen import cuda
 
-    from kcg.compat.green import part_used
+    from kcg.compat.green import name_of_part, part_used
 
     def attribute(which: int) -> int:
         value = ctypes.c_int()
@@ -40,7 +40,7 @@ def cuda_properties() -> dict[str, Any]:
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0)
     model, multiprocessors = name.value.decode(), attribute(cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
     if (part := part_used()) is not None:
-        model = f"{model}, {part} of {multiprocessors} multiprocessors"
+        model = name_of_part(model, part, multiprocessors)
     return {
         "model": model,
         "cores": part or multiprocessors,

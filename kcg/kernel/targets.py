@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kcg.errors import UnknownName
+from kcg.compat.green import MULTIPROCESSORS, name_of_part, wanted
+from kcg.errors import UnknownName, UsageError
 from kcg.types import Target
 
 GIB = 1024**3
@@ -61,3 +62,14 @@ def target_named(name: str) -> Target:
     if name not in known:
         raise UnknownName("target", name, list(known))
     return known[name]
+
+
+def target_asked(name: str) -> Target:
+    """The same; of a GPU that part of its multiprocessors which the environment asks for. Raises UsageError where it
+    has fewer, DeviceError where that is no number."""
+    whole = target_named(name)
+    if whole.device != "CUDA" or (count := wanted()) is None or count == whole.cores:
+        return whole
+    if count > whole.cores:
+        raise UsageError(f"{MULTIPROCESSORS}={count}: {name} has {whole.cores}")
+    return replace(whole, model=name_of_part(whole.model, count, whole.cores), cores=count)

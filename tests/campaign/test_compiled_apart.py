@@ -29,7 +29,7 @@ from kcg.errors import JournalError, UsageError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.kinds import baseline_of, compile_region
 from kcg.kernel.program import Program
-from kcg.kernel.targets import TARGETS, target_named
+from kcg.kernel.targets import TARGETS, target_asked, target_named
 from kcg.measure.protocol import PROTOCOL
 from kcg.measure.service import MeasureService
 from kcg.types import Measurement, Region, Schedule, Target, Workload, WorkloadCall
@@ -231,6 +231,20 @@ def test_programs_for_another_target_are_refused_in_a_line(tmp_path: Path, workl
     with pytest.raises(UsageError, match="compile with another --target"):
         measure_only(out)
     assert runs_on(replace(target, power_limit_w=1.0), target), "what no program depends on"
+
+
+def test_programs_are_compiled_for_the_part_of_a_gpu_that_measures_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert target_asked("h200") == TARGETS["sm_90"]
+    monkeypatch.setenv("KCG_MULTIPROCESSORS", "80")
+    part = target_asked("h200")
+    assert part.cores == 80 and part.model == "NVIDIA H200, 80 of 132 multiprocessors"
+    assert not runs_on(TARGETS["sm_90"], part)
+    assert target_asked("x86_64") == TARGETS["x86_64"], "a CPU has no parts"
+    monkeypatch.setenv("KCG_MULTIPROCESSORS", "132")
+    assert target_asked("h200") == TARGETS["sm_90"]
+    monkeypatch.setenv("KCG_MULTIPROCESSORS", "133")
+    with pytest.raises(UsageError, match="h200 has 132"):
+        target_asked("h200")
 
 
 @pytest.mark.parametrize(
