@@ -1,0 +1,108 @@
+"""What a plan is worth that was chosen before anything was measured: recorded programs, steps of whole plans.
+
+    python -m evaluation.plans.unmeasured evaluation/plans/recorded
+
+Of each part the candidate that the analytic cost expects to be fastest, where it is expected to be faster than
+tinygrad's own schedule was timed to be; regions by what was judged. Its share is the time of the fastest plan that was
+timed by that of this one, both in turns in one process. Only the four fastest of eight candidates of a part were
+judged: where the first choice is none of these, the plan that was timed has the next one, and the step is taken to be
+longer by what the first one, or tinygrad's own schedule where that is faster or the first one is wrong, takes more,
+each timed alone. The cost was fitted on none of these programs; Opts are not among the candidates. Updates
+evaluation/results/eval_tiles.json, run `unmeasured plans`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from evaluation.predictor.intervals import half_width
+from evaluation.rows import rounded, this_command
+from kcg.cli import record_results, run_script
+from kcg.errors import DataError
+from kcg.rl.plan_env import parts_of, program_of, read_recordings
+from kcg.rl.plan_recording import Part, PlanRecording, TimedPlan
+
+OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
+
+
+def first_choices(part: Part) -> tuple[int | None, int]:
+    """The number of the candidate that is expected to be fastest of those that were judged and are right, None where
+    that is not expected to be faster than what tinygrad does; and that of all."""
+    right = [
+        (one.expected_s, one.judged_s, number)
+        for number, one in enumerate(part.candidates)
+        if not one.fails and one.judged_s is not None
+    ]
+    least = min(right, default=(math.inf, None, None))
+    chosen = least[2] if least[0] < part.own_s else None
+    first = min(range(len(part.candidates)), key=lambda number: part.candidates[number].expected_s)
+    if chosen is not None and part.candidates[first].expected_s == part.candidates[chosen].expected_s:
+        first = chosen
+    return chosen, first
+
+
+def plan_of_expected(recording: PlanRecording) -> TimedPlan:
+    """The plan of these: the recorder times that of what was judged best first, then this one, and each once. Raises
+    DataError where neither is it."""
+    choice = {part.id: first_choices(part)[0] for part in recording.parts if part.candidates}
+    for plan in recording.plans[:2]:
+        if all(choice[part] == number for part, number in plan.chosen):
+            return plan
+    raise DataError(f"{recording.name} has no plan of what was expected: record it again")
+
+
+def longer_s(recording: PlanRecording, plan: TimedPlan) -> float:
+    """What a step takes more where first choices were not judged, in seconds."""
+    program, chosen, more_s = program_of(recording), dict(plan.chosen), 0.0
+    for number, part in enumerate(parts_of(recording)):
+        if part.id not in chosen or (first := first_choices(part)[1]) == chosen[part.id]:
+            continue
+        wanted, used = part.candidates[first], part.candidates[chosen[part.id]]
+        wanted_s = part.own_s if wanted.fails or wanted.timed_s is None else min(wanted.timed_s, part.own_s)
+        more_s += program.places.alone[number] * max(wanted_s - (used.timed_s or 0.0), 0.0)
+    return more_s
+
+
+def figures(recordings: list[PlanRecording]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows, and the headline."""
+    rows = {}
+    for one in recordings:
+        plan = plan_of_expected(one)
+        step_s = plan.step_s + (more_s := longer_s(one, plan))
+        best_s = min(plan.step_s for plan in one.plans if plan.passed is not False)
+        rows[one.name] = {
+            "own_step_s": one.own_step_s, "step_s": step_s, "of_these_not_timed_s": more_s, "best_s": best_s,
+            "share": best_s / step_s, "outputs_agree": plan.passed, "plans": len(one.plans),
+        }  # fmt: skip
+    logs = [math.log(row["share"]) for row in rows.values()]
+    mean, half = sum(logs) / len(logs), half_width(logs)
+    shown = {
+        name: {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
+        for name, row in rows.items()
+    }
+    interval = [rounded(math.exp(mean - half)), rounded(min(math.exp(mean + half), 1.0))]
+    entry = {"programs": shown, "interval": interval}
+    headline = {
+        "zero_measurement_geomean": rounded(math.exp(mean)),
+        "zero_measurement_min": rounded(min(row["share"] for row in rows.values())),
+    }
+    return entry, headline
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="of recorded programs")],
+    out: Annotated[Path, typer.Option(help="the results file")] = OUT,
+) -> None:
+    """Compare, and keep the rows."""
+    entry, headline = figures(read_recordings(folder))
+    record_results(out, "unmeasured plans", {**entry, "command": this_command()}, headline)
+    typer.echo(json.dumps({**headline, "interval": entry["interval"]}))
+
+
+if __name__ == "__main__":
+    run_script(main)
