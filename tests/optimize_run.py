@@ -76,7 +76,7 @@ class Begun:
         return Comparisons(self.device, estimates, estimates.kept)
 
     def result(self, candidates: Candidates | None, results: RegionResults) -> Result:
-        ended = run._Ended(self.settings, self.captured, self.works, candidates, results, {}, self.guide.name)
+        ended = run.Ended(self.settings, self.captured, self.works, candidates, results, {}, self.guide.name)
         return run.build_result(ended, device=self.device, budget=self.budget, log=self.log)
 
     @property
@@ -104,7 +104,7 @@ def whole_run(settings: Settings, *, regions: Sequence[Region] = ()) -> Finished
 def begun(settings: Settings, *, regions: Sequence[Region] = ()) -> Iterator[Begun]:
     """A run of these settings, its kernels planned; with `regions` of several of them beside."""
     with progress(quiet=True) as shown:
-        log, budget = run._begin(settings, shown, started=time.monotonic())
+        log, budget = run.begin(settings, shown, started=time.monotonic())
         with Device(settings, log, budget) as device:
             captured = captured_for(settings, device, budget, log)
             captured = replace(captured, workload=planned(captured.workload, regions))

@@ -49,7 +49,7 @@ from kcg.optimize.region_search import (
     variants,
 )
 from kcg.optimize.search import Guide, search
-from kcg.optimize.settings import Settings, check_weights, check_writable
+from kcg.optimize.settings import Settings, check_weights, check_writable, worth_of
 from kcg.optimize.stored import Stored
 from kcg.optimize.wholes import child_of, is_runnable, runner_of
 from kcg.optimize.work import Candidates, Captured, Measured, RegionResults, RegionWork
@@ -128,6 +128,7 @@ def optimize(
     log, budget = begin(settings, progress, started=time.monotonic() if started is None else started)
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
+    log.warn(*filter(None, [worth_of(settings.search)]))
     with (
         reported_to(log.alert),
         Device(settings, log, budget) as device,
@@ -253,6 +254,7 @@ def optimize(
                 proposed = expect_regions(candidates, estimates, guide.predictor, device=device, log=log)
                 if proposed is not None:
                     regions_begin(proposed)
+                    early.prepare(proposed.timed)
             elif estimates.wants_regions:
                 proposed = propose_regions(
                     candidates, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged

@@ -549,7 +549,13 @@ class _Search:
 
         self.log.progress.phase("choosing by prediction, without measuring")
         places, count = {work.id: place for place, work in enumerate(self.works)}, len(self.missing)
-        show, until = (lambda done: self._show(kernels=(done, count))), self.ledger.deadline
+        longest, until = sorted(self.missing, key=lambda work: -work.expected_s), self.ledger.deadline
+
+        def show(done: int) -> None:
+            self._show(kernels=(done, count))
+            if self.ahead is not None:  # all of these are judged soon, and wait for references then
+                self.ahead.prepare(longest)
+
         if not expect_kernels(self.missing, predictor, drafted, device=self.device, until=until, show=show):
             self.log.warn("the budget ended before a schedule was predicted for every kernel")
 

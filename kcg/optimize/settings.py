@@ -197,6 +197,11 @@ TINY_BEAM = "tinygrad-beam"  # with a width: tinygrad's own BEAM, which is no st
 
 
 DEFAULT_SEARCH: Final = "mcts"  # of every kind
+WORTH: Final = {
+    "ppo": "--search ppo: on the recorded kernels of Flux it reaches .962 of the optimum with 4 measurements and .985 "
+    "with 16, where mcts reaches .989 and .997 (docs/search.md)"
+}
+"""What a user is told who asks for a strategy that its own measurements say is behind."""
 
 
 def strategies(kind: str = ScheduleKind.OPTS) -> dict[str, Named]:
@@ -257,6 +262,11 @@ def check_search(search: str) -> str:
 def search_of(search: str, kind: str) -> str:
     """The strategy by which `--search` has the schedules of a kind searched. Raises as `check_search`."""
     return _searches(search).get(kind, DEFAULT_SEARCH)
+
+
+def worth_of(search: str) -> str:
+    """What is said of a search that is known to be behind others; empty of all else."""
+    return WORTH.get(search_of(search, ScheduleKind.OPTS), "")
 
 
 def _searches(search: str) -> dict[str, str]:

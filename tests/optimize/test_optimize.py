@@ -31,7 +31,7 @@ from kcg.optimize.__main__ import main, not_verified
 from kcg.optimize.console import progress
 from kcg.optimize.device import LEAST_COMPILE_S, Device
 from kcg.optimize.live import read_live
-from kcg.optimize.run import _begin
+from kcg.optimize.run import begin
 from kcg.optimize.settings import Settings
 from kcg.predictor.choice import SHIPPED
 from kcg.provenance import provenance
@@ -356,7 +356,7 @@ def test_what_another_workload_left_is_not_gone_on_with(tmp_path: Path) -> None:
     def opened(name: str, output: Tensor, *, resume: bool) -> None:
         settings = Settings(name, device="CPU", folder=tmp_path, resume=resume)
         with progress(quiet=True) as shown:
-            log, budget = _begin(settings, shown, started=0.0)
+            log, budget = begin(settings, shown, started=0.0)
             with Device(settings, log, budget) as device:
                 device.open_journal(lazy_workload(name, "", output))
 
@@ -372,7 +372,7 @@ def test_the_journal_names_the_layers_from_the_start(tmp_path: Path) -> None:
     spec, preset = find("rope", "mini", "CPU")
     with progress(quiet=True) as shown:
         settings = Settings("rope", preset, device="CPU", folder=tmp_path)
-        log, budget = _begin(settings, shown, started=0.0)
+        log, budget = begin(settings, shown, started=0.0)
         with Device(settings, log, budget) as device:
             workload = spec.capture(preset)
             journal = device.open_journal(workload)

@@ -11,7 +11,7 @@ import pytest
 
 from kcg.errors import UsageError
 from kcg.optimize.search import _Search
-from kcg.optimize.settings import check_search, search_of
+from kcg.optimize.settings import check_search, search_of, worth_of
 from kcg.search.problem import Observation
 from kcg.search.uniform import UNKNOWN, Chance
 from kcg.types import Prediction, Schedule
@@ -95,3 +95,8 @@ def test_what_its_kind_expected_is_no_surprise_and_what_is_far_faster_is() -> No
     assert [how["known_s"] for how in asked] == [4e-4, 3e-4, 0.01, None] and kept == []
     why = {tile: (expected[tile], chances[tile]), other: (None, UNKNOWN)}
     assert proposed == [why] * 4, "of what nothing is expected nothing is said"
+
+
+def test_a_strategy_that_is_known_to_be_behind_says_so() -> None:
+    assert "mcts reaches" in worth_of("ppo")
+    assert [worth_of(name) for name in ("mcts", "random", "tinygrad-beam:2", "tile=prior")] == [""] * 4
