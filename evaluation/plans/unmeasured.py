@@ -1,14 +1,19 @@
 """What a plan is worth that was chosen before anything was measured: recorded programs, steps of whole plans.
 
     python -m evaluation.plans.unmeasured evaluation/plans/recorded
+    python -m evaluation.plans.unmeasured evaluation/plans/recorded --learned FOLDER   # of left_out
 
 Of each part the candidate that the analytic cost expects to be fastest, where it is expected to be faster than
 tinygrad's own schedule was timed to be; regions by what was judged. Its share is the time of the fastest plan that was
 timed by that of this one, both in turns in one process. Only the four fastest of eight candidates of a part were
 judged: where the first choice is none of these, the plan that was timed has the next one, and the step is taken to be
 longer by what the first one, or tinygrad's own schedule where that is faster or the first one is wrong, takes more,
-each timed alone. The cost was fitted on none of these programs; Opts are not among the candidates. Updates
-evaluation/results/eval_tiles.json, run `unmeasured plans`.
+each timed alone. The cost was fitted on none of these programs; Opts are not among the candidates.
+
+With networks, each asked about families that it never saw, what they would choose is compared with what the cost would:
+of each part the first of all candidates, solved greedily, the step as `kcg.rl.plan_env.Steps` has it. Shares are of the
+fastest that is known of the program: a plan that was timed, or that of the best candidates. Updates
+evaluation/results/eval_tiles.json, runs `unmeasured plans` and `unmeasured plans, learned`.
 """
 
 from __future__ import annotations
@@ -18,14 +23,24 @@ import math
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+from evaluation.dataset.record import TARGET
 from evaluation.predictor.intervals import half_width
+from evaluation.predictor.left_out import left_out_by
 from evaluation.rows import rounded, this_command
 from kcg.cli import record_results, run_script
+from kcg.compat.device import prepare
 from kcg.errors import DataError
-from kcg.rl.plan_env import parts_of, program_of, read_recordings
+from kcg.kernel.kinds import kind_named, space_of
+from kcg.kernel.targets import target_named
+from kcg.optimize.region_plans import propose
+from kcg.predictor.plans import PlanPredictor
+from kcg.rl.plan_env import Array, Steps, parts_of, program_of, read_recordings
 from kcg.rl.plan_recording import Part, PlanRecording, TimedPlan
+from kcg.types import Target
+from kcg.workloads.registry import spec_of
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
 
@@ -94,11 +109,71 @@ def figures(recordings: list[PlanRecording]) -> tuple[dict[str, Any], dict[str, 
     return entry, headline
 
 
+# ---- what networks would choose
+
+
+def step_of(steps: Steps, expected_s: Array) -> float:
+    """What a step takes with the candidate of each part that is expected to be fastest (P, C), by what was judged."""
+    firsts = expected_s.argmin(axis=1)
+    savings = np.zeros(len(firsts))
+    for part, number in enumerate(firsts.tolist()):
+        if not steps.parts[part].candidates[number].fails:
+            savings[part] = max(steps.savings[part, number], 0.0)
+    weights = steps.program.places.weights(savings[None])[0]
+    return steps.step_s(frozenset((part, int(firsts[part])) for part in np.flatnonzero(weights > 0.0).tolist()))
+
+
+def predicted_s(recording: PlanRecording, predictor: PlanPredictor, target: Target, shape: tuple[int, int]) -> Array:
+    """(P, C): what a predictor says of all candidates, in seconds of a call. Captures the program."""
+    workload = spec_of(recording.workload).capture(recording.preset)
+    regions = {call.region.id: call.region for call in workload.calls}
+    for _, candidates in propose(workload).sequences:
+        regions |= {candidate.region.id: candidate.region for candidate in candidates}
+    found = np.full(shape, np.inf)
+    for number, part in enumerate(parts_of(recording)):
+        kind, _, _ = part.candidates[0].schedule.partition(":")
+        schedules = [kind_named(kind).parse(one.schedule.partition(":")[2]) for one in part.candidates]
+        judge = predictor.of(space_of(regions[part.id], target, kind))
+        found[number, : len(schedules)] = [one.runtime_s for one in judge.predict(schedules)]
+    return found
+
+
+def compared(recordings: list[PlanRecording], folder: Path) -> dict[str, Any]:
+    """The shares of what the cost and what networks choose, of programs of families that some never saw."""
+    prepare("CPU")  # to capture
+    nets, target = left_out_by(folder), target_named(TARGET)
+    rows: dict[str, dict[str, float]] = {}
+    for one in recordings:
+        if (mine := next((found for found, never in nets if one.family in never), None)) is None:
+            continue
+        steps = Steps(one)
+        best = np.where(steps.savings != 0.0, -steps.savings, np.inf)
+        ways = {"analytic": steps.program.expected_s}
+        ways["learned"] = predicted_s(one, PlanPredictor(mine), target, steps.program.shape)
+        least_s = min(step_of(steps, best), *(step_s for step_s, passed in steps.timed.values() if passed))
+        rows[one.name] = {name: least_s / step_of(steps, expected_s) for name, expected_s in ways.items()}
+    logs = {name: [math.log(row[name]) for row in rows.values()] for name in ("analytic", "learned")}
+    ratio = [learned - analytic for analytic, learned in zip(logs["analytic"], logs["learned"], strict=True)]
+    mean, half = sum(ratio) / len(ratio), half_width(ratio)
+    return {
+        "programs": {name: {way: rounded(share) for way, share in row.items()} for name, row in rows.items()},
+        **{name: rounded(math.exp(sum(some) / len(some))) for name, some in logs.items()},
+        "learned_vs_analytic": rounded(math.exp(mean)),
+        "learned_vs_analytic_interval": [rounded(math.exp(mean - half)), rounded(math.exp(mean + half))],
+    }
+
+
 def main(
     folder: Annotated[Path, typer.Argument(help="of recorded programs")],
+    learned: Annotated[Path | None, typer.Option(help="networks that left_out trained: what they choose")] = None,
     out: Annotated[Path, typer.Option(help="the results file")] = OUT,
 ) -> None:
     """Compare, and keep the rows."""
+    if learned is not None:
+        entry = compared(read_recordings(folder), learned)
+        record_results(out, "unmeasured plans, learned", {**entry, "command": this_command()}, {})
+        typer.echo(json.dumps(entry, indent=1))
+        return
     entry, headline = figures(read_recordings(folder))
     record_results(out, "unmeasured plans", {**entry, "command": this_command()}, headline)
     typer.echo(json.dumps({**headline, "interval": entry["interval"]}))
