@@ -58,8 +58,9 @@ app = command_app(no_args_is_help=True)
 
 
 def parts_of(families: Sequence[str], count: int) -> dict[str, int]:
-    """The part of each family but the frozen ones."""
-    names = sorted(set(families) - set(FROZEN))
+    """The part of each family but the frozen ones. Regions of which no workload is known are of none: they may be of
+    any family, so nothing is learned of them, nor asked."""
+    names = sorted(set(families) - {*FROZEN, ""})
     Random("left out").shuffle(names)
     return {name: place % count for place, name in enumerate(names)}
 

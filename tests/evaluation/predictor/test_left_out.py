@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,16 @@ def test_each_family_is_left_out_once_and_the_frozen_ones_always(data: TrainingD
         assert families == {name for name, own in parts.items() if own != part}
         roles = {PARTS[mine.parts[k, 0]] for k in mine.kernel}
         assert roles == {TRAIN, VALIDATION}
+
+
+def test_nothing_is_learned_of_regions_of_which_no_workload_is_known(data: TrainingData) -> None:
+    """They may be of a family that is left out, or of a frozen one."""
+    hidden = replace(data, families=tuple("" if name == "norms" else name for name in data.families))
+    parts = parts_of(hidden.families, 2)
+    assert set(parts) == set(FAMILIES) - {*FROZEN, "norms"}
+    for part in (0, 1):
+        mine = trained_without(hidden, parts, part)
+        assert "" not in {mine.families[k] for k in mine.kernel}
 
 
 def test_figures_are_those_of_what_was_told(data: TrainingData) -> None:
