@@ -21,13 +21,12 @@ from typing import Final
 import numpy as np
 
 from kcg.errors import UsageError
-from kcg.rl.plan_env import COMPILE, FAILED, JUDGE, JUDGED, OWN, TIMED, Array, Replay, Seen, parts_of
+from kcg.rl.plan_env import COMPILE, FAILED, JUDGE, JUDGED, LEAST_SPEEDUP, OWN, TIMED, Array, Replay, Seen, parts_of
 from kcg.rl.plan_recording import JOBS
 
 COUNTED: Final = 8.0  # candidates that what is believed of passing counts as much as
 LEAST_VARIANCE: Final = 1e-4  # of logarithms: nothing is known better than by a hundredth
 LEAST_JOB_S: Final = 0.01  # of timing tinygrad's own schedule, by which others are told: some recordings have 0
-LEAST_SPEEDUP: Final = 0.02  # log of a plan's: what steps make of less is noise
 FEW: Final = 5  # jobs of a group, from which its median counts
 PASSED: Final = len(JOBS)  # in place of the job in which a candidate fails
 

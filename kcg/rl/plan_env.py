@@ -10,12 +10,13 @@ judged; to time the whole step of the best plan; and to stop. Only what passed j
 - *Seconds* are those of the device, and those of compiling by the number of cores: compiling overlaps with all else. A
   candidate that fails in a job costs the jobs up to it and gives nothing. Of each part the fastest candidates were
   judged; what the others would have taken see `completed`.
-- *Plans* are solved greedily: every kernel has its best judged candidate; regions, by what an occurrence saves against
-  these, are each put in wherever their calls are not taken.
+- *Plans* are solved by local search: every kernel has its best judged candidate; regions, by what an occurrence saves
+  against these, are each put in wherever their calls are not taken, and left out again, one after the other, as long as
+  the sum of all calls becomes less. A run of kcg solves them exactly.
 - *Deployed* is the fastest of tinygrad's own step, the plans that were timed, and the best plan where it was not timed.
   Of that one the logarithm of a step's speedup is expected to be that of the sum of its calls, times what it was of
-  timed plans by theirs, on average (1 where none was timed): calls are timed cold, and alone, a step is neither. A plan
-  that was timed and whose outputs were wrong is never deployed.
+  timed plans by theirs, all together (1 where none was timed): calls are timed cold, and alone, a step is neither. A
+  plan that was timed and whose outputs were wrong is never deployed.
 - *Cost* is seconds plus horizon × the true step of what would be deployed now. A reward is how much the cost falls, by
   the cost of stopping at once; rewards of an episode sum to what was saved of that. The true step of a plan is the
   recorded one; of others see `Steps`. It is in rewards alone: observations have only what was done.
@@ -55,6 +56,7 @@ MOST_LISTED: Final = 7  # regions that share calls of which all orders are numbe
 MOST_SHARING: Final = 15  # whose order is an integer of 64 bits
 PENALTIES: Final = tuple(float(10.0**power) for power in np.arange(-2, 4.5, 0.5))
 LEAST_STEP: Final = 0.5  # of the fastest that was timed: no plan is predicted to be faster
+LEAST_SPEEDUP: Final = 0.02  # log of a plan's by the sums of its calls: what steps make of less is noise
 LEAST_LEFT: Final = 1e-3  # of what calls take in sum, where not all of them were timed
 
 
@@ -90,6 +92,26 @@ class _Orders:
         known: Array = self._rows[numbers]
         return known
 
+    def best(self, net: Array) -> Array:
+        """The same without those regions that others gain more by: one after the other is left out, as long as the sum
+        of what all save becomes more."""
+        left, found = net.copy(), self.weights(net)
+        gained = (found * net).sum(1)
+        for _ in range(self._count):
+            more = np.zeros(len(net), bool)
+            base = left.copy()
+            for member in range(self._count):
+                some = base.copy()
+                some[:, member] = 0.0
+                rows = self.weights(some)
+                gain = (rows * net).sum(1)
+                better = gain > gained * (1.0 + 1e-9)
+                found[better], gained[better], left[better] = rows[better], gain[better], some[better]
+                more |= better
+            if not more.any():
+                break
+        return found
+
     def _rows_of(self, codes: list[int]) -> Array:
         new = [code for code in codes if code not in self._others]
         self._others.update({code: len(self._rows) + place for place, code in enumerate(new)})
@@ -109,7 +131,7 @@ class _Orders:
 
 
 class Places:
-    """Where parts run: the greedy plan, of many savings at once."""
+    """Where parts run: the best plan that is found, of many savings at once."""
 
     def __init__(self, parts: Sequence[Part], calls: Sequence[tuple[str, float]]) -> None:
         self._kernel = np.array([part.is_kernel for part in parts])
@@ -156,8 +178,8 @@ class Places:
         return [sorted(members) for _, members in groups]
 
     def weights(self, savings: Array) -> Array:
-        """(B, P): how often each part runs in a step of the greedy plan, by what a call of it saves (B, P), which is 0
-        of what may not run."""
+        """(B, P): how often each part runs in a step of the best plan that is found, by what a call of it saves (B, P),
+        which is 0 of what may not run."""
         useful = np.where(self._kernel, np.maximum(savings, 0.0), 0.0)
         placed = self._regions_in(savings[:, self._regions] - useful @ self._of_region.T)
         found = np.where(useful > 0.0, np.maximum(self.alone - placed @ self._of_region, 0.0), 0.0)
@@ -172,7 +194,7 @@ class Places:
                 row = members[0]
                 placed[:, row] = np.where(net[:, row] > 0.0, self.alone[self._regions[row]], 0.0)
             else:
-                placed[:, members] = orders.weights(net[:, members])
+                placed[:, members] = orders.best(net[:, members])
         return placed
 
     def of_plan(self, savings: Array, chosen: Sequence[int]) -> Array:
@@ -518,15 +540,19 @@ class Seen:
         return self._plan
 
     def factor(self) -> float:
-        """The log speedup of timed plans by that of the sums of their calls, on average; 1 where none was timed."""
-        found = self.factors()
-        return sum(found) / len(found) if found else 1.0
+        """The log speedup of timed plans by that of the sums of their calls, all plans together; 1 where none was
+        timed that is faster by more than noise."""
+        found = self._speedups()
+        return sum(step for step, _ in found) / sum(calls for _, calls in found) if found else 1.0
 
     def factors(self) -> list[float]:
         """The same of each."""
+        return [step / calls for step, calls in self._speedups()]
+
+    def _speedups(self) -> list[tuple[float, float]]:
         own, log_speedup = self.program.own_step_s, self.program.log_speedup
-        timed = [one for one in self.plans.values() if one.passed and one.sum_s > 0.0]
-        return [math.log(own / one.step_s) / float(log_speedup(one.sum_s)) for one in timed]
+        timed = [(one.step_s, float(log_speedup(one.sum_s))) for one in self.plans.values() if one.passed]
+        return [(math.log(own / step_s), calls) for step_s, calls in timed if calls > LEAST_SPEEDUP]
 
     def deployed(self) -> Plan:
         """What would be deployed now: see the module."""

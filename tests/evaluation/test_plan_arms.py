@@ -181,10 +181,10 @@ def test_hindsight_does_the_jobs_of_what_it_deploys_alone(replays: list[Replay])
     seen = replay.begin(LONG)
     replay.act(seen, TIME_NEXT)
     replay.act(seen, JUDGE_FASTEST)
-    if seen.best[0] >= 0:
-        chosen = np.full((1, len(seen.tried)), -1)
-        chosen[0, 0] = seen.best[0]
-        assert regret._costs_s(replay, LONG, chosen)[0][0] == pytest.approx(replay.cost(seen))
+    assert seen.best[0] >= 0
+    chosen = np.full((1, len(seen.tried)), -1)
+    chosen[0, 0] = seen.best[0]
+    assert regret._costs_s(replay, LONG, chosen)[0][0] == pytest.approx(replay.cost(seen))
 
 
 def test_the_split_is_fixed() -> None:
