@@ -33,6 +33,7 @@ import typer
 
 from evaluation.rows import this_command
 from kcg.cli import run_script
+from kcg.errors import UsageError
 from kcg.judge.kept import KeptResults
 from kcg.judge.paired import Comparisons
 from kcg.judge.whole_model import Model
@@ -66,7 +67,12 @@ from kcg.rl.plan_recording import (
 from kcg.search.problem import Observation
 from kcg.search.uniform import SLOWEST_S, Legal
 from kcg.types import Job, JobKind, JobOutcome, RegionResult, Result, Schedule, Status
+from kcg.workloads.registry import find
 
+PROGRAMS: Final = (
+    "quantize/llama-decoding,gpt2/small,mlp_mixer/base-32-bf16,t5/small,bert/medium,mamba/130m-step-b64,mlp_train/mnist-f16,"
+    "vit/tiny-16-f32,dit/small-2,moe/mini-f16,llama/smollm-135m,clip/base-32"
+)
 SAMPLER: Final = "recorded"
 OF_PRIOR: Final = 4  # candidates that are the cost's first choices
 COVERED: Final = 0.98  # of the program's time, of the kernels that get candidates
@@ -459,8 +465,8 @@ def _part(one: Looked, took: Took) -> Part:
 
 
 def main(
-    programs: Annotated[str, typer.Option(help="NAME/PRESET, separated by commas")],
     out: Annotated[Path, typer.Option(help="folder of the recordings")],
+    programs: Annotated[str, typer.Option(help="NAME/PRESET, separated by commas")] = PROGRAMS,
     device: Annotated[str, typer.Option(help="as of kcg optimize")] = "auto",
     budget: Annotated[float, typer.Option(help="seconds after which no other program is begun")] = math.inf,
     candidates: Annotated[int, typer.Option(help="of each part")] = 8,
@@ -469,10 +475,16 @@ def main(
     kernels: Annotated[int, typer.Option(help="with candidates, of each program")] = 12,
     seed: Annotated[int, typer.Option(help="of what is drawn")] = 0,
 ) -> None:
-    """Record programs, each into a file of its own."""
-    began, limits = time.monotonic(), Limits(kernels, regions, candidates, plans)
+    """Record programs, each into a file of its own. Ends with 1 where some could not be."""
+    began, limits, failed = time.monotonic(), Limits(kernels, regions, candidates, plans), list[str]()
+    names = programs.split(",")
+    for name in names:
+        workload, _, preset = name.partition("/")
+        find(workload, preset or "auto", device)  # raises in one line
+        if not preset:
+            raise UsageError(f"--programs {name}: name a preset too, as {name}/mini")
     out.mkdir(parents=True, exist_ok=True)
-    for name in programs.split(","):
+    for name in names:
         path = out / f"{name.replace('/', '_')}.json"
         if path.exists() or time.monotonic() - began > budget:
             continue
@@ -484,6 +496,7 @@ def main(
                 found = record(settings, limits, seed=seed)
             except Exception:
                 typer.echo(f"{name} after {time.monotonic() - at:.0f} s: {traceback.format_exc()}", err=True)
+                failed.append(name)
                 continue
         write_recording(found, path)
         tried = [one for part in found.parts for one in part.candidates]
@@ -493,6 +506,9 @@ def main(
             f"{sum(not one.fails for one in tried)} right, {len(found.plans)} plans, "
             f"{1e3 * found.own_step_s:.3f} to {1e3 * best_s:.3f} ms"
         )
+    if failed:
+        typer.echo(f"not recorded: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,19 @@
     python -m evaluation.plans.unmeasured evaluation/plans/recorded
     python -m evaluation.plans.unmeasured evaluation/plans/recorded --learned FOLDER   # of left_out
 
-Of each part the candidate that the analytic cost expects to be fastest, where it is expected to be faster than
-tinygrad's own schedule was timed to be; regions by what was judged. Its share is the time of the fastest plan that was
-timed by that of this one, both in turns in one process. Only the four fastest of eight candidates of a part were
-judged: where the first choice is none of these, the plan that was timed has the next one, and the step is taken to be
-longer by what the first one, or tinygrad's own schedule where that is faster or the first one is wrong, takes more,
-each timed alone. The cost was fitted on none of these programs; Opts are not among the candidates.
+*First choices*: of each part the candidate that the analytic cost expects to be fastest, where it is expected to be
+faster than tinygrad's own schedule was timed to be; the plan of these is that of what was judged, and its whole step
+was timed in turns with the other plans of the program. Only the four fastest of eight candidates of a part were judged:
+where the first choice is none of these, the plan that was timed has the next one, and the step is taken to be longer by
+what the first one, or tinygrad's own schedule where that is faster or the first one is wrong, takes more, each timed
+alone.
 
-With networks, each asked about families that it never saw, what they would choose is compared with what the cost would:
-of each part the first of all candidates, solved greedily, the step as `kcg.rl.plan_env.Steps` has it. Shares are of the
-fastest that is known of the program: a plan that was timed, or that of the best candidates. Updates
+*As `--measurements 0` chooses*: only regions of the best plan by what is expected are judged, and put in where they
+turn out to be faster. Most of these plans were not timed: their steps are as `kcg.rl.plan_env.Steps` predicts them.
+
+Shares are of the fastest that is known of a program: of plans that were timed, and for the second way of all that are
+compared. The cost was fitted on none of these programs; Opts are not among the candidates. With networks, each asked
+about families that it never saw, what they choose is compared with what the cost does, the second way. Updates
 evaluation/results/eval_tiles.json, runs `unmeasured plans` and `unmeasured plans, learned`.
 """
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,21 +94,30 @@ def figures(recordings: list[PlanRecording]) -> tuple[dict[str, Any], dict[str, 
         plan = plan_of_expected(one)
         step_s = plan.step_s + (more_s := longer_s(one, plan))
         best_s = min(plan.step_s for plan in one.plans if plan.passed is not False)
+        steps = Steps(one)
+        chosen_s = step_of(steps, steps.program.expected_s)
         rows[one.name] = {
             "own_step_s": one.own_step_s, "step_s": step_s, "of_these_not_timed_s": more_s, "best_s": best_s,
             "share": best_s / step_s, "outputs_agree": plan.passed, "plans": len(one.plans),
+            "as_chosen_s": chosen_s, "as_chosen_share": least_s(steps, [chosen_s]) / chosen_s,
         }  # fmt: skip
     logs = [math.log(row["share"]) for row in rows.values()]
     mean, half = sum(logs) / len(logs), half_width(logs)
+    chosen = [math.log(row["as_chosen_share"]) for row in rows.values()]
     shown = {
         name: {key: rounded(value) if isinstance(value, float) else value for key, value in row.items()}
         for name, row in rows.items()
     }
     interval = [rounded(math.exp(mean - half)), rounded(min(math.exp(mean + half), 1.0))]
-    entry = {"programs": shown, "interval": interval}
+    first = {
+        "geomean": rounded(math.exp(mean)),
+        "interval": interval,
+        "min": min(row["share"] for row in shown.values()),
+    }
+    entry = {"programs": shown, "first_choices": first}
     headline = {
-        "zero_measurement_geomean": rounded(math.exp(mean)),
-        "zero_measurement_min": rounded(min(row["share"] for row in rows.values())),
+        "zero_measurement_geomean": rounded(math.exp(sum(chosen) / len(chosen))),
+        "zero_measurement_min": rounded(math.exp(min(chosen))),
     }
     return entry, headline
 
@@ -113,14 +126,25 @@ def figures(recordings: list[PlanRecording]) -> tuple[dict[str, Any], dict[str, 
 
 
 def step_of(steps: Steps, expected_s: Array) -> float:
-    """What a step takes with the candidate of each part that is expected to be fastest (P, C), by what was judged."""
+    """What a step takes by the second way of the module, where (P, C) seconds of a call are expected of candidates."""
+    program = steps.program
     firsts = expected_s.argmin(axis=1)
-    savings = np.zeros(len(firsts))
-    for part, number in enumerate(firsts.tolist()):
-        if not steps.parts[part].candidates[number].fails:
-            savings[part] = max(steps.savings[part, number], 0.0)
-    weights = steps.program.places.weights(savings[None])[0]
+    rows = np.arange(len(firsts))
+    expected = np.maximum(program.own_s - expected_s[rows, firsts], 0.0)
+    judged = np.array([
+        0.0 if steps.parts[part].candidates[number].fails else max(steps.savings[part, number], 0.0)
+        for part, number in enumerate(firsts.tolist())
+    ])  # fmt: skip
+    wanted = program.is_kernel | (program.places.weights(expected[None])[0] > 0.0)
+    weights = program.places.weights(np.where(wanted & (expected > 0.0), judged, 0.0)[None])[0]
     return steps.step_s(frozenset((part, int(firsts[part])) for part in np.flatnonzero(weights > 0.0).tolist()))
+
+
+def least_s(steps: Steps, compared_s: Iterable[float]) -> float:
+    """The fastest that is known: of the plans that were timed, of the best candidates, and of these."""
+    best = np.where(steps.savings > 0.0, steps.program.own_s[:, None] - steps.savings, np.inf)
+    timed = (step_s for step_s, passed in steps.timed.values() if passed)
+    return min(step_of(steps, best), *timed, *compared_s)
 
 
 def predicted_s(recording: PlanRecording, predictor: PlanPredictor, target: Target, shape: tuple[int, int]) -> Array:
@@ -147,11 +171,10 @@ def compared(recordings: list[PlanRecording], folder: Path) -> dict[str, Any]:
         if (mine := next((found for found, never in nets if one.family in never), None)) is None:
             continue
         steps = Steps(one)
-        best = np.where(steps.savings != 0.0, -steps.savings, np.inf)
-        ways = {"analytic": steps.program.expected_s}
-        ways["learned"] = predicted_s(one, PlanPredictor(mine), target, steps.program.shape)
-        least_s = min(step_of(steps, best), *(step_s for step_s, passed in steps.timed.values() if passed))
-        rows[one.name] = {name: least_s / step_of(steps, expected_s) for name, expected_s in ways.items()}
+        learned_s = predicted_s(one, PlanPredictor(mine), target, steps.program.shape)
+        ways = {"analytic": step_of(steps, steps.program.expected_s), "learned": step_of(steps, learned_s)}
+        best_s = least_s(steps, ways.values())
+        rows[one.name] = {name: best_s / step_s for name, step_s in ways.items()}
     logs = {name: [math.log(row[name]) for row in rows.values()] for name in ("analytic", "learned")}
     ratio = [learned - analytic for analytic, learned in zip(logs["analytic"], logs["learned"], strict=True)]
     mean, half = sum(ratio) / len(ratio), half_width(ratio)
@@ -176,7 +199,7 @@ def main(
         return
     entry, headline = figures(read_recordings(folder))
     record_results(out, "unmeasured plans", {**entry, "command": this_command()}, headline)
-    typer.echo(json.dumps({**headline, "interval": entry["interval"]}))
+    typer.echo(json.dumps({**headline, "first_choices": entry["first_choices"]}))
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ def drawn(export: Export, count: int, *, seed: int) -> list[Drawn]:
         region, variables, body, kind, target, status, sampler, trial = row.values()
         ran = kind == ScheduleKind.TILE and status == Status.OK and sampler == UNIFORM and not trial
         # values of variables would have to be bound: few programs have any
-        if ran and target in whole and variables == "[]" and family.get(region, "") not in FROZEN:
+        if ran and target in whole and variables == "[]" and family.get(region, "") not in {*FROZEN, ""}:
             found.setdefault((region, variables, target), set()).add(body)
     random, drawn = Random(f"after compiling {seed}"), list[Drawn]()
     regions = sorted(key for key, bodies in found.items() if len(bodies) >= FEWEST)

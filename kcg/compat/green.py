@@ -23,7 +23,7 @@ _OF_MULTIPROCESSORS = 1  # CU_DEV_RESOURCE_TYPE_SM
 _WITH_DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM
 _RESOURCE_BYTES, _COUNT_AT = 512, 96  # more than any version's CUdevResource has, and where its `sm.smCount` is
 
-_part: list[int] = []  # how many multiprocessors this process uses, once it opened a part of a GPU
+_part: list[int | None] = []  # how many multiprocessors this process uses, once that was asked for; None: all
 
 
 def wanted() -> int | None:
@@ -51,13 +51,15 @@ def open_device(device: str) -> Any:
     one, and what tinygrad raises."""
     opened = Device[device]
     if device == "CUDA" and (count := wanted()) is not None and not _part:
-        opened.context = _context_of(opened, count)
-        _part.append(count)
+        if (context := _context_of(opened, count)) is not None:
+            opened.context = context
+        _part.append(None if context is None else count)
     return opened
 
 
 def _context_of(opened: Any, count: int) -> Any:
-    """A context of so many multiprocessors of tinygrad's device, in the place of that which it opened."""
+    """A context of so many multiprocessors of tinygrad's device, in the place of that which it opened; None where these
+    are all of them."""
     driver = ctypes.CDLL("libcuda.so.1")
 
     def call(name: str, *arguments: Any) -> None:
@@ -72,6 +74,8 @@ def _context_of(opened: Any, count: int) -> Any:
     groups, there = ctypes.c_uint(1), _multiprocessors(every)
     if count > there:
         raise DeviceError(f"{MULTIPROCESSORS}={count}: the GPU has {there}")
+    if count == there:
+        return None
     call("cuDevSmResourceSplitByCount", part, ctypes.byref(groups), every, rest, 0, count)
     if (given := _multiprocessors(part)) != count:
         raise DeviceError(f"{MULTIPROCESSORS}={count}: the driver gives groups, such as one of {given}")

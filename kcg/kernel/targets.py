@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kcg.compat.green import MULTIPROCESSORS, name_of_part, wanted
 from kcg.errors import UnknownName, UsageError
 from kcg.types import Target
 
@@ -67,6 +66,8 @@ def target_named(name: str) -> Target:
 def target_asked(name: str) -> Target:
     """The same; of a GPU that part of its multiprocessors which the environment asks for. Raises UsageError where it
     has fewer, DeviceError where that is no number."""
+    from kcg.compat.green import MULTIPROCESSORS, name_of_part, wanted  # which loads tinygrad
+
     whole = target_named(name)
     if whole.device != "CUDA" or (count := wanted()) is None or count == whole.cores:
         return whole

@@ -128,7 +128,8 @@ def optimize(
     log, budget = begin(settings, progress, started=time.monotonic() if started is None else started)
     if settings.allow_tf32:
         log.warn("products of tile programs may round float32 operands to tf32, 10 bits of mantissa (--allow-tf32)")
-    log.warn(*filter(None, [worth_of(settings.search)]))
+    if behind := worth_of(settings.search):
+        log.alert(behind)
     with (
         reported_to(log.alert),
         Device(settings, log, budget) as device,
@@ -254,7 +255,6 @@ def optimize(
                 proposed = expect_regions(candidates, estimates, guide.predictor, device=device, log=log)
                 if proposed is not None:
                     regions_begin(proposed)
-                    early.prepare(proposed.timed)
             elif estimates.wants_regions:
                 proposed = propose_regions(
                     candidates, estimates, device=device, log=log, proposing=proposing, store=store, judged=judged

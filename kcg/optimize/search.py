@@ -553,8 +553,8 @@ class _Search:
 
         def show(done: int) -> None:
             self._show(kernels=(done, count))
-            if self.ahead is not None:  # all of these are judged soon, and wait for references then
-                self.ahead.prepare(longest)
+            if self.ahead is not None:  # these are judged soon, and wait for references then
+                self.ahead.prepare([work for work in longest if work.found])
 
         if not expect_kernels(self.missing, predictor, drafted, device=self.device, until=until, show=show):
             self.log.warn("the budget ended before a schedule was predicted for every kernel")

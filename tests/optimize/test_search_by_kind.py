@@ -98,5 +98,5 @@ def test_what_its_kind_expected_is_no_surprise_and_what_is_far_faster_is() -> No
 
 
 def test_a_strategy_that_is_known_to_be_behind_says_so() -> None:
-    assert "mcts reaches" in worth_of("ppo")
+    assert "behind mcts" in worth_of("ppo")
     assert [worth_of(name) for name in ("mcts", "random", "tinygrad-beam:2", "tile=prior")] == [""] * 4
