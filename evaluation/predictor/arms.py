@@ -12,6 +12,9 @@ asks for is the nearest program of the lattice that was not measured.
   Bayesian optimisation: Song et al., 2022; boosted trees as in Helion's autotuner), by parameters and the cost's
   numbers.
 - `common`: the eight settings that were most often within 5 % of the best of a region, of other families.
+- `Helion's formula`: what Helion's `TritonH100MatmulHeuristic` and its heuristic of row reductions give for the sizes
+  of a product, a convolution (as the product that it is) or a row reduction, then what is nearest. Of other regions it
+  has none. Read from the project's files; what it leaves open is as a plain program has it.
 - `nearest region`: the settings of the best program of the recorded region of another family that is most alike, then
   of the next one. Which axes a tile holds is left out of both, also of regions of one kind, where it means the same.
 
@@ -48,7 +51,14 @@ GOOD: Final = 1.05  # of the best of a region
 LEAST_ROWS: Final = 5  # of a region that says what is good
 NEAREST: Final = 16  # regions that are asked
 
-WAYS: Final = ("around the prior", "hill-climbing", "evolution", "boosting", "common", "nearest region")
+PUBLISHED: Final = "Helion's formula"
+WAYS: Final = ("around the prior", "hill-climbing", "evolution", "boosting", "common", PUBLISHED, "nearest region")
+SHARED_BYTES: Final = 228 << 10  # of a multiprocessor
+RESIDENT_BYTES: Final = 245_760  # of a row that stays in registers
+PLAIN: Final = {
+    "epilogue_parts": 1, "evict_first": [], "evict_last": [], "fast_math": True, "loads": "pointer", "maxnreg": 0,
+    "persistent": 0, "precision": "ieee", "split": 1, "tail": 1, "warp_specialize": False,
+}  # fmt: skip
 
 Choose = Callable[[Sequence[int], Mapping[int, float]], int]
 Parameters = Mapping[str, float]
@@ -195,11 +205,79 @@ class Programs:
         return choose
 
 
+# ---- what is published
+
+
+def published(space: Any, target: Target) -> list[Parameters]:
+    """The settings that Helion's heuristics give for the sizes of a region; none where they have none."""
+    kernel = space.kernel
+    if len(space.region.kernels) > 1:
+        return []
+    if kernel.contraction is not None:
+        start = json.loads(space.start().body)
+        if start["form"] != "contraction":
+            return []
+        held = [math.prod(kernel.extents[place] for place in axis) for axis in start["axes"]]
+        rows, columns = held if len(held) == 2 else (1, held[0])
+        others = math.prod(kernel.extents) // (rows * columns)
+        itemsize = kernel.contraction.sides[0].dtype.itemsize
+        return [_settings("contraction", product_of(rows, columns, kernel.terms, itemsize, others, target.cores))]
+    if not kernel.reduce_ranges:
+        return []
+    itemsize = max(load.buffer.dtype.itemsize for load in kernel.loads)
+    form, chosen = row_of(kernel.terms, itemsize)
+    return [_settings(form, chosen)]
+
+
+def product_of(rows: int, columns: int, terms: int, itemsize: int, others: int, cores: int) -> dict[str, Any]:
+    """Of a product: 128 × 256 at most, halved while the last wave is too empty; the deepest ring that fits."""
+    tile = [min(128, _power(rows)), min(256, _power(columns))]
+    least = 16 if rows <= 16 else 64
+
+    def step() -> int:
+        wide = 1 << max(int(math.log2(max(min(256, terms // 4), 16))), 4)
+        while wide > 16 and 4 * sum(tile) * wide * itemsize > SHARED_BYTES:
+            wide //= 2
+        return wide
+
+    def efficiency() -> float:
+        waves = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1]) * others / cores
+        return waves / math.ceil(waves)
+
+    while efficiency() < 0.8 and max(tile) > least:
+        tile[tile.index(max(tile))] //= 2
+    grid = [math.ceil(size / wide) for size, wide in zip((rows, columns), tile, strict=True)]
+    wide = step()
+    return {
+        "tile": tile, "reduce_tile": wide, "num_warps": 8 if tile[0] * tile[1] >= 16_384 else 4,
+        "num_stages": max(1, min(6, SHARED_BYTES // (sum(tile) * wide * itemsize))),
+        "group": 2 if grid[0] >= 3 * grid[1] else 1,
+    }  # fmt: skip
+
+
+def row_of(terms: int, itemsize: int) -> tuple[str, dict[str, Any]]:
+    """Of a row reduction: the row stays in registers where it fits, else it comes in pieces."""
+    warps = next((warps for most, warps in ((1_024, 4), (4_096, 8), (16_384, 16)) if terms <= most), 32)
+    resident = terms * itemsize <= RESIDENT_BYTES
+    wide = _power(terms) if resident else 16_384
+    settings = {"tile": [1], "reduce_tile": wide, "num_warps": warps, "num_stages": 1, "group": 1}
+    return "rows" if resident else "reduction", settings
+
+
+def _power(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _settings(form: str, chosen: Mapping[str, Any]) -> Parameters:
+    text = json.dumps({**PLAIN, **chosen, "form": form})
+    return settings_of(parameters_of(Schedule(ScheduleKind.TILE, text)))
+
+
 class Elsewhere:
     """What was recorded of other families."""
 
     def __init__(self, known: Sequence[Known], target: Target) -> None:
-        self._known, self._target = known, target
+        self._known, self.target = known, target
         self._places: dict[str, tuple[Any, NDArray[np.float64]] | None] = {}
 
     def common(self, space: Space, family: str) -> list[Parameters]:
@@ -242,7 +320,7 @@ class Elsewhere:
         """Its kind, and numbers in which regions that are alike are near; None where it has no programs any more."""
         if region.id not in self._places:
             try:
-                space: Any = space_of(region, self._target, ScheduleKind.TILE)
+                space: Any = space_of(region, self.target, ScheduleKind.TILE)
                 sizes = [math.log(space.cost(space.start()).seconds)]
                 for ranges in (space.kernel.outputs, space.kernel.reduce_ranges):
                     sizes.append(sum(math.log(extent(one)) for one in ranges))
@@ -264,6 +342,7 @@ def ways_of(
     }
     for name, wanted in (
         ("common", elsewhere.common(space, family)),
+        (PUBLISHED, published(space, elsewhere.target)),
         ("nearest region", elsewhere.nearest(region, family)),
     ):
         if wanted:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from evaluation.predictor import arms
 from evaluation.predictor.arms import Elsewhere, Known, Programs, apart, parameters_of, ways_of
 from evaluation.predictor.on_lattices import order_by, row_of
 from kcg.kernel.kinds import HasCost
@@ -81,3 +82,29 @@ def test_around_the_prior_is_drawn_and_mostly_what_is_expected_to_be_fast(seed: 
     assert len(firsts) == 1, "a seed is a draw"
     drawn = [seconds[order_by(choices.around(n), seconds, 1)[0]] for n in range(200)]
     assert sum(drawn) / len(drawn) < sum(seconds) / len(seconds)
+
+
+def test_the_published_formula_has_large_tiles_for_large_products_and_small_ones_for_a_wave() -> None:
+    large = arms.product_of(8192, 8192, 4096, 2, 1, 132)
+    assert large == {"tile": [128, 256], "reduce_tile": 64, "num_warps": 8, "num_stages": 4, "group": 1}
+    small = arms.product_of(512, 2048, 1024, 2, 1, 132)
+    assert small["tile"] == [64, 128] and small["num_warps"] == 4, "128 programs for 132 multiprocessors"
+    assert arms.product_of(16, 4096, 4096, 2, 1, 132)["tile"][0] == 16
+    assert arms.product_of(65536, 1024, 1024, 2, 1, 132)["group"] == 2
+    for made in (large, small):
+        assert sum(made["tile"]) * made["reduce_tile"] * 2 * made["num_stages"] <= 228 << 10
+
+
+def test_the_published_formula_of_rows_holds_a_row_that_fits() -> None:
+    assert arms.row_of(3072, 2) == (
+        "rows",
+        {"tile": [1], "reduce_tile": 4096, "num_warps": 8, "num_stages": 1, "group": 1},
+    )
+    form, settings = arms.row_of(200_000, 4)
+    assert form == "reduction" and settings["reduce_tile"] == 16_384 and settings["num_warps"] == 32
+
+
+def test_of_several_kernels_nothing_is_published() -> None:
+    assert arms.published(space_named("tile of several kernels"), SM_90) == []
+    (found,) = arms.published(space_named("tile"), SM_90)
+    assert any(name.startswith("form is") for name in found) and found["num_warps"] > 1
