@@ -84,6 +84,27 @@ class AxisTable:
         """Product of the extents of all axes of these kinds."""
         return math.prod(e for e, k in zip(self.extents, self.kinds, strict=True) if k in kinds)
 
+    @functools.cached_property
+    def reductions(self) -> list[set[int]]:
+        """The axes of its reductions: those together of which something varies with several. Loops of others come one
+        after the other, as those of a sum of several products."""
+        apart = [{axis} for axis, kind in enumerate(self.kinds) if kind in REDUCING]
+        if len(apart) > 1:
+            for used in {*(access.used for access in self.accesses), *(used for _, used in self.operations)}:
+                touched = [some for some in apart if any(used[axis] for axis in some)]
+                if len(touched) > 1:
+                    apart = [some for some in apart if some not in touched] + [set().union(*touched)]
+        return apart
+
+    def turns(self, *kinds: str) -> int:
+        """How many steps the loops over axes of these kinds take: those of a reduction for each of the others, those of
+        several reductions one after the other."""
+        around, inside = [k for k in kinds if k not in REDUCING], [k for k in kinds if k in REDUCING]
+        steps = [
+            math.prod(self.extents[axis] for axis in some if self.kinds[axis] in inside) for some in self.reductions
+        ]
+        return self.product(*around) * (sum(steps) if steps else 1)
+
     def expanded(self) -> int:
         """About how many operations one thread's code holds, after unrolling and after functions are taken apart."""
         inner = tuple(k for k in self.kinds if k not in INNER)

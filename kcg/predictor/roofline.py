@@ -96,10 +96,17 @@ def _vector_width(table: AxisTable, access: Access, widest_bytes: int) -> int:
 
 def _scope(table: AxisTable, access: Access) -> tuple[bool, ...]:
     """The axes over which an access is executed: all it varies with, and every loop around it."""
-    reduces = any(u and k in REDUCING for u, k in zip(access.used, table.kinds, strict=True))
+    own = _own_reductions(table, access)
     return tuple(
-        u or (k not in INNER and (reduces or k not in REDUCING)) for u, k in zip(access.used, table.kinds, strict=True)
+        used or (kind not in INNER and (axis in own or kind not in REDUCING))
+        for axis, (used, kind) in enumerate(zip(access.used, table.kinds, strict=True))
     )
+
+
+def _own_reductions(table: AxisTable, access: Access) -> set[int]:
+    """The axes of the reductions that an access is part of."""
+    some = [one for one in table.reductions if any(access.used[axis] for axis in one)]
+    return set().union(*some)
 
 
 def cpu_counts(table: AxisTable) -> tuple[float, ...]:
@@ -115,7 +122,7 @@ def cpu_counts(table: AxisTable) -> tuple[float, ...]:
     simple = sum(float(table.span(used)) for op, used in table.operations if op not in FUNCTIONS)
     functions = sum(float(table.span(used)) for op, used in table.operations if op in FUNCTIONS)
     outer = tuple(k for k in table.kinds if k not in INNER)
-    trips = float(math.prod(e for e, k in zip(table.extents, table.kinds, strict=True) if k not in INNER))
+    trips = float(table.turns(*{k for k in table.kinds if k not in INNER}))
     reduces = any(k in REDUCING for k in table.kinds)
     held = table.product(*HELD) + sum(table.span(a.used, skip=outer) for a in table.accesses if not a.is_store)
     return (
@@ -134,7 +141,9 @@ def cpu_counts(table: AxisTable) -> tuple[float, ...]:
 def _missed_lines(table: AxisTable, access: Access) -> float:
     """Cache lines brought in: compulsory ones, times how often the loops outside push them out again."""
     unique = min(access.elements, table.span(access.used))
-    order = [i for i, k in enumerate(table.kinds) if k not in INNER]
+    reductions = table.reductions
+    others = set().union(*reductions) - _own_reductions(table, access) if len(reductions) > 1 else set()
+    order = [i for i, k in enumerate(table.kinds) if k not in INNER and i not in others]
     footprint = float(access.itemsize * table.span(access.used, skip=tuple(k for k in table.kinds if k not in INNER)))
     lines = 1.0
     # from the innermost loop outwards: once the footprint passes the first-level cache, an outer loop reloads it
@@ -182,7 +191,7 @@ def _gpu_seconds(table: AxisTable, target: Target) -> float:
         device_bytes += min(access.elements, table.span(access.used)) * access.itemsize
     issue = instructions / (32 * 1.7e9 * cores)
     traffic = max(device_bytes / GPU_BYTES_S, l2_bytes / 16 / GPU_L2_BYTES_S)
-    loops = table.product(*LOOPS) * 20e-9 * waves
+    loops = table.turns(*LOOPS) * 20e-9 * waves
     busy = max(compute, traffic, issue) + 0.3 * (compute + traffic + issue)
     return busy * lanes_idle * min(wave_loss, 8.0) / hiding * spill + loops * 0.05 + GPU_LAUNCH_S
 

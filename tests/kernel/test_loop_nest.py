@@ -15,11 +15,12 @@ from kcg.compat.renderers import planning_renderer
 from kcg.errors import ScheduleError
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import UOPS_MAX, _program, compile_schedule
-from kcg.kernel.loop_nest import _packs, count_uops
+from kcg.kernel.loop_nest import INNER, _packs, count_uops
 from kcg.kernel.opts.schedule import RAW
 from kcg.kernel.opts.space import UOPS_OFFERED, KernelSpace
 from kcg.measure.device_info import detect
-from kcg.types import Region, Schedule
+from kcg.predictor.roofline import Roofline
+from kcg.types import Region, Schedule, Target
 from tests.kernels import empty, example_region, kernels_of, schedule_of
 from tests.known_targets import KNOWN_TARGETS, X86
 
@@ -172,3 +173,38 @@ def test_only_what_tinygrad_itself_does_may_be_longer(monkeypatch: pytest.Monkey
     assert compile_schedule(space.region, space.baseline(), target).uops > 10
     with pytest.raises(ScheduleError, match="micro-operations, more than 10"):
         compile_schedule(space.region, RAW, target)
+
+
+def products(count: int) -> Region:
+    """A sum of so many products, each with a reduction of its own: one kernel, as tinygrad schedules gradients of what
+    is used several times."""
+    total = empty(96, 128) @ empty(128, 64)
+    for _ in range(count - 1):
+        total = total + empty(96, 128) @ empty(128, 64)
+    (ast,) = kernels_of(total)
+    return Region((kernel_of(ast),))
+
+
+def test_reductions_one_after_the_other_are_no_loops_in_each_other() -> None:
+    one, four = (KernelSpace(products(count), CLANG) for count in (1, 4))
+    (alone,), (table,) = one.loop_nests([RAW]), four.loop_nests([RAW])
+    assert len(alone.reductions) == 1 and len(table.reductions) == 4
+    kinds = {kind for kind in table.kinds if kind not in INNER}
+    assert alone.turns(*kinds) == alone.product(*kinds), "nothing changes where there is one"
+    assert table.turns(*kinds) == 4 * alone.turns(*kinds) < table.product(*kinds)
+
+
+def test_a_reduction_of_two_axes_is_one() -> None:
+    (ast,) = kernels_of(empty(64, 32, 16).sum((1, 2)))
+    (table,) = KernelSpace(Region((kernel_of(ast),)), CLANG).loop_nests([RAW])
+    assert len(table.reductions) == 1 and table.turns(*table.kinds) == table.product(*table.kinds)
+
+
+@pytest.mark.parametrize("target", [CLANG, KNOWN_TARGETS["sm_90"]], ids=["cpu", "gpu"])
+def test_a_sum_of_products_is_expected_to_take_as_long_as_these(target: Target) -> None:
+    def seconds(count: int) -> float:
+        space = KernelSpace(products(count), target)
+        (expected,) = Roofline().predict(space, [space.baseline()])
+        return expected.runtime_s
+
+    assert seconds(1) < seconds(4) < 6 * seconds(1)
