@@ -18,12 +18,11 @@ import contextlib
 import itertools
 import math
 import random
-import sys
 import tempfile
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,22 +35,25 @@ from kcg.cli import run_script
 from kcg.errors import UsageError
 from kcg.judge.kept import KeptResults
 from kcg.judge.paired import Comparisons
+from kcg.judge.whole import Runner
 from kcg.judge.whole_model import Model
 from kcg.kernel.kinds import Space
+from kcg.kernel.repeats import blocks_of_workload
 from kcg.measure import stress
 from kcg.measure.job_rows import HASH_DIGITS, schedule_digits
 from kcg.optimize.baselines import measure_baselines
 from kcg.optimize.console import progress
 from kcg.optimize.device import Device
 from kcg.optimize.estimates import Estimates
-from kcg.optimize.region_plans import Proposals, blocks_of_workload
+from kcg.optimize.log import RunLog
+from kcg.optimize.region_plans import Proposals
 from kcg.optimize.region_search import Proposed, propose_regions, variants
 from kcg.optimize.run import Ended, begin, build_result, capture
 from kcg.optimize.settings import Settings
 from kcg.optimize.wholes import child_of, runner_of
 from kcg.optimize.work import Candidates, Captured, RegionResults, RegionWork
 from kcg.predictor.cost import guiding
-from kcg.predictor.interface import judge_of
+from kcg.predictor.interface import Judge, judge_of
 from kcg.provenance import provenance
 from kcg.rl.plan_recording import (
     COMPILING,
@@ -143,7 +145,7 @@ def record(settings: Settings, limits: Limits, *, seed: int) -> PlanRecording:
         measured = measure_baselines(works, device, budget=budget, log=log)
         device.use_others(works)
         estimates = Estimates(settings, captured, measured, device, budget, kept, runner)
-        proposed = _proposed(Candidates(works), estimates, device)
+        proposed = _proposed(Candidates(works), estimates, device, log)
         parts = _parts(works, proposed, limits)
         rng = random.Random(f"{settings.workload}:{settings.preset}:{seed}")
         _measure(parts, device, rng, limits)
@@ -201,9 +203,9 @@ def _calls(captured: Captured) -> tuple[tuple[tuple[str, float], ...], list[int]
     return tuple(found), begins
 
 
-def _proposed(found: Candidates, estimates: Estimates, device: Device) -> Proposed:
+def _proposed(found: Candidates, estimates: Estimates, device: Device, log: RunLog) -> Proposed:
     """The regions of several kernels that a search would look at; none where there is no program for any."""
-    proposed = propose_regions(found, estimates, device=device, log=device._log)
+    proposed = propose_regions(found, estimates, device=device, log=log)
     if proposed is not None:
         return proposed
     return Proposed(Proposals(estimates.captured.workload, ()), (), estimates, found)
@@ -249,7 +251,7 @@ def _drawn(work: RegionWork, count: int, rng: random.Random) -> list[Tried]:
         first = [space.start(), *space.prior()] if work.others else [space.start()]
         legal = Legal(space)
 
-        def add(schedule: Schedule, most_s: float, space: Space = space, judge=judge) -> None:
+        def add(schedule: Schedule, most_s: float, space: Space = space, judge: Judge = judge) -> None:
             (expected,) = judge.predict([schedule])
             if expected.runtime_s <= most_s and schedule not in found and schedule != space.baseline():
                 found[schedule] = Tried(schedule, expected.runtime_s)
@@ -291,7 +293,7 @@ def _judge(parts: Sequence[Looked], estimates: Estimates, kept: KeptResults, dev
     device.service.fresh_child()
     comparisons.ask_for_references([one.work for one in due])
     for one in sorted(due, key=lambda one: -one.work.before_s):
-        wait(comparisons._asked(one.work))
+        comparisons.first_ready([one.work])
         own = comparisons.side(one.work, one.work.space.baseline())
         sides = {}
         ran = [number for number, tried in enumerate(one.tried) if not tried.fails]
@@ -365,7 +367,13 @@ def _expected_first(one: Looked) -> int | None:
     return number if one.tried[number].expected_s < one.work.baseline_s else None
 
 
-def _timed_plans(parts, rng, limits, made, runner):  # type: ignore[no-untyped-def]
+def _timed_plans(
+    parts: Sequence[Looked],
+    rng: random.Random,
+    limits: Limits,
+    made: Callable[[Sequence[RegionResult]], Result],
+    runner: Runner,
+) -> tuple[tuple[TimedPlan, ...], tuple[float, float], float]:
     """The plans, each once as its result has it, with what their whole steps took; what comparing took, of the first
     and of each further one; and the step as tinygrad schedules it."""
     numbers = {
@@ -388,16 +396,18 @@ def _timed_plans(parts, rng, limits, made, runner):  # type: ignore[no-untyped-d
         return (), (0.0, 0.0), 0.0
     some = list(results.items())
     began = time.monotonic()
-    checks = list(runner.checks([some[0][1]], timeout_s=WHOLE_S))
+    runner.checks([some[0][1]], timeout_s=WHOLE_S)  # for what it takes
     first_s, began = time.monotonic() - began, time.monotonic()
-    checks = list(runner.checks([result for _, result in some], timeout_s=WHOLE_S))
+    checks = runner.checks([result for _, result in some], timeout_s=WHOLE_S)
     further_s = max(time.monotonic() - began - first_s, 0.0) / max(len(some) - 1, 1)
-    timed = [(key, check) for (key, _), check in zip(some, checks, strict=True) if check.after_s is not None]
-    for (_, result), check in zip(some, checks, strict=True):
+    plans, own_s = list[TimedPlan](), 0.0
+    for (key, result), check in zip(some, checks, strict=True):
         if check.after_s is None or check.passed is False:
-            print(f"a plan of {result.workload}: {check.reason}", file=sys.stderr)
-    own_s = next((check.before_s for _, check in timed if check.before_s is not None), 0.0)
-    return tuple(TimedPlan(key, check.after_s, check.passed) for key, check in timed), (first_s, further_s), own_s
+            typer.echo(f"a plan of {result.workload}: {check.reason}", err=True)
+        if check.after_s is not None:
+            plans.append(TimedPlan(key, check.after_s, check.passed))
+            own_s = own_s or check.before_s or 0.0
+    return tuple(plans), (first_s, further_s), own_s
 
 
 # ---- what jobs took

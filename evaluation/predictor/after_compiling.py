@@ -51,9 +51,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from evaluation.dataset.record import FROZEN
 from evaluation.predictor.intervals import ratio_interval
-from evaluation.predictor.left_out import HELD, NEAR, OUT, kinds_of, parts_of
+from evaluation.predictor.left_out import HELD, NEAR, OUT, UNASKED, kinds_of, parts_of
 from evaluation.predictor.trees import Trees, TreeSettings, tree_rows
 from evaluation.rows import rounded, this_command
 from evaluation.tiles.same_binaries import code_of
@@ -287,7 +286,7 @@ def drawn(export: Export, count: int, *, seed: int) -> list[Drawn]:
         region, variables, body, kind, target, status, sampler, trial = row.values()
         ran = kind == ScheduleKind.TILE and status == Status.OK and sampler == UNIFORM and not trial
         # values of variables would have to be bound: few programs have any
-        if ran and target in whole and variables == "[]" and family.get(region, "") not in {*FROZEN, ""}:
+        if ran and target in whole and variables == "[]" and family.get(region, "") not in UNASKED:
             found.setdefault((region, variables, target), set()).add(body)
     random, drawn = Random(f"after compiling {seed}"), list[Drawn]()
     regions = sorted(key for key, bodies in found.items() if len(bodies) >= FEWEST)

@@ -50,6 +50,9 @@ from kcg.provenance import provenance
 from kcg.types import ScheduleKind, Status
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
+UNASKED: Final = frozenset({*FROZEN, ""})
+"""Families that no network learns of: the frozen ones, and that of regions of which no workload is known, which may be
+of any."""
 NEAR: Final = 1.5  # times the fastest of a region
 LEAST_ROWS: Final = 3  # of a region, drawn uniformly
 HELD: Final = 6  # one training family in so many says how far off the networks are
@@ -58,9 +61,8 @@ app = command_app(no_args_is_help=True)
 
 
 def parts_of(families: Sequence[str], count: int) -> dict[str, int]:
-    """The part of each family but the frozen ones. Regions of which no workload is known are of none: they may be of
-    any family, so nothing is learned of them, nor asked."""
-    names = sorted(set(families) - {*FROZEN, ""})
+    """The part of each family that is learned of."""
+    names = sorted(set(families) - UNASKED)
     Random("left out").shuffle(names)
     return {name: place % count for place, name in enumerate(names)}
 

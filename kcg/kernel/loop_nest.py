@@ -85,16 +85,16 @@ class AxisTable:
         return math.prod(e for e, k in zip(self.extents, self.kinds, strict=True) if k in kinds)
 
     @functools.cached_property
-    def reductions(self) -> list[set[int]]:
+    def reductions(self) -> tuple[frozenset[int], ...]:
         """The axes of its reductions: those together of which something varies with several. Loops of others come one
         after the other, as those of a sum of several products."""
-        apart = [{axis} for axis, kind in enumerate(self.kinds) if kind in REDUCING]
+        apart = [frozenset({axis}) for axis, kind in enumerate(self.kinds) if kind in REDUCING]
         if len(apart) > 1:
             for used in {*(access.used for access in self.accesses), *(used for _, used in self.operations)}:
                 touched = [some for some in apart if any(used[axis] for axis in some)]
                 if len(touched) > 1:
-                    apart = [some for some in apart if some not in touched] + [set().union(*touched)]
-        return apart
+                    apart = [some for some in apart if some not in touched] + [frozenset().union(*touched)]
+        return tuple(apart)
 
     def turns(self, *kinds: str) -> int:
         """How many steps the loops over axes of these kinds take: those of a reduction for each of the others, those of
@@ -103,7 +103,7 @@ class AxisTable:
         steps = [
             math.prod(self.extents[axis] for axis in some if self.kinds[axis] in inside) for some in self.reductions
         ]
-        return self.product(*around) * (sum(steps) if steps else 1)
+        return self.product(*around) * (sum(steps) or 1)
 
     def expanded(self) -> int:
         """About how many operations one thread's code holds, after unrolling and after functions are taken apart."""

@@ -197,10 +197,6 @@ TINY_BEAM = "tinygrad-beam"  # with a width: tinygrad's own BEAM, which is no st
 
 
 DEFAULT_SEARCH: Final = "mcts"  # of every kind
-WORTH: Final = {
-    "ppo": "--search ppo is behind mcts after any number of measurements that was recorded: docs/search.md says how far"
-}
-"""What a user is told who asks for a strategy that its own measurements say is behind."""
 
 
 def strategies(kind: str = ScheduleKind.OPTS) -> dict[str, Named]:
@@ -208,7 +204,11 @@ def strategies(kind: str = ScheduleKind.OPTS) -> dict[str, Named]:
     kind, and of Opts, for which there are all, what lies above it."""
     from kcg.search.strategies import STRATEGIES, Named
 
-    above = {"ppo": Named(lambda _: _ppo, "rollouts of the shipped policy, ranked by the predictor")}
+    about = "rollouts of the shipped policy, ranked by the predictor"
+    behind = (
+        "--search ppo is behind mcts after any number of measurements that was recorded: docs/search.md says how far"
+    )
+    above = {"ppo": Named(lambda _: _ppo, about, behind=behind)}
     return STRATEGIES | (above if kind == ScheduleKind.OPTS else {})
 
 
@@ -265,7 +265,9 @@ def search_of(search: str, kind: str) -> str:
 
 def worth_of(search: str) -> str:
     """What is said of a search that is known to be behind others; empty of all else."""
-    return WORTH.get(search_of(search, ScheduleKind.OPTS), "")
+    name = search_of(search, ScheduleKind.OPTS)
+    named = strategies().get(name.partition(":")[0])
+    return f"--search {name} is {named.behind}" if named is not None and named.behind else ""
 
 
 def _searches(search: str) -> dict[str, str]:

@@ -103,10 +103,10 @@ def _scope(table: AxisTable, access: Access) -> tuple[bool, ...]:
     )
 
 
-def _own_reductions(table: AxisTable, access: Access) -> set[int]:
+def _own_reductions(table: AxisTable, access: Access) -> frozenset[int]:
     """The axes of the reductions that an access is part of."""
     some = [one for one in table.reductions if any(access.used[axis] for axis in one)]
-    return set().union(*some)
+    return frozenset().union(*some)
 
 
 def cpu_counts(table: AxisTable) -> tuple[float, ...]:
@@ -141,8 +141,9 @@ def cpu_counts(table: AxisTable) -> tuple[float, ...]:
 def _missed_lines(table: AxisTable, access: Access) -> float:
     """Cache lines brought in: compulsory ones, times how often the loops outside push them out again."""
     unique = min(access.elements, table.span(access.used))
-    reductions = table.reductions
-    others = set().union(*reductions) - _own_reductions(table, access) if len(reductions) > 1 else set()
+    others: frozenset[int] = frozenset()  # axes of reductions before or after, which it is not executed in
+    if len(table.reductions) > 1:
+        others = frozenset().union(*table.reductions) - _own_reductions(table, access)
     order = [i for i, k in enumerate(table.kinds) if k not in INNER and i not in others]
     footprint = float(access.itemsize * table.span(access.used, skip=tuple(k for k in table.kinds if k not in INNER)))
     lines = 1.0

@@ -76,7 +76,7 @@ class PlanRecording:
     device: str  # the model
     about: str = ""  # the command
     revision: str = ""
-    dirty: bool = False
+    dirty: bool | None = None  # whether the code differed from that revision; None where that is not known
 
     @property
     def name(self) -> str:

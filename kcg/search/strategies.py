@@ -294,6 +294,7 @@ class Named:
     make: Callable[[int], Strategy]  # of a number, which only some have: a beam's width, for example
     about: str
     width: int | None = None  # where none is given
+    behind: str = ""  # what its own measurements say to whoever asks for it, where others are ahead
 
 
 STRATEGIES: dict[str, Named] = {
