@@ -22,8 +22,7 @@ from kcg.kernel.reading.packed import written_out
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.descriptors import Boxes, Described, boxes_of, describe
 from kcg.kernel.tile.emit import FP8, TYPES, Block, Frame, Lines, compute_type
-from kcg.kernel.tile.parameters import TileParameters
-from kcg.kernel.tile.plan import SEVERAL
+from kcg.kernel.tile.parameters import TF32X3, TileParameters
 from kcg.kernel.tile.reduction import Part, is_zero_outside
 from kcg.kernel.tile.tiles import (
     Axis,
@@ -316,7 +315,7 @@ def add_products(
     """Writes the products of the first block with each other one, added to the sums with these names."""
     one, *others = blocks
     kind = ""
-    if one.type == "float32" and loop.precision == SEVERAL and (exact := held_exactly(contraction)) is not None:
+    if one.type == "float32" and loop.precision == TF32X3 and (exact := held_exactly(contraction)) is not None:
         split = [_in_two(block, body) for block in (others if exact == 0 else [one])]
         for place, (total, other) in enumerate(zip(names, others, strict=True)):
             for part in split[place if exact == 0 else 0]:
@@ -334,7 +333,7 @@ def add_products(
 
 def is_rounded(contraction: Contraction, place: int, loop: ProductLoop) -> bool:
     """Whether an operand has to have values of 16 bits, as `add_products` relies on."""
-    return loop.precision == SEVERAL and held_exactly(contraction) == int(place > 0)
+    return loop.precision == TF32X3 and held_exactly(contraction) == int(place > 0)
 
 
 def held_exactly(contraction: Contraction) -> int | None:

@@ -9,9 +9,14 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kcg.kernel.tile.parameters import EXACT, TF32X3
 from kcg.types import Target
 
 KIB: Final = 1024
+FEW_SUMS: Final = 8  # of a thread, at which fused multiply-adds of products wait as long for their operands
+MANY_SUMS: Final = 128
+"""At which they wait as long for registers; both are fitted to recorded products of float32
+(docs/experiments/2026-11-30-products-of-float32.md)."""
 NVIDIA: Final = re.compile(r"sm_(\d+)[af]?")
 
 
@@ -20,8 +25,9 @@ class Figures:
     """What one multiprocessor of a GPU does, or all of them: seconds, bytes and operations a second."""
 
     tensor_ops: float  # 16-bit multiplications and additions a multiprocessor, as sustained
-    float32_share: float  # of these, where operands are float32
-    tf32_share: float  # and where they are rounded to tf32
+    float32_share: float  # of these, where tensor cores take float32; 0: fused multiply-adds make such products
+    several_share: float  # where three products of tf32 make one of float32
+    tf32_share: float  # and where operands are rounded to tf32
     group_warps: int  # that it takes to keep a multiprocessor's tensor cores busy
     group_rows: int  # of a result that so many warps make at once: fewer are padded
     narrow: float  # columns of a product that take half as long as they need not
@@ -52,13 +58,22 @@ class Figures:
     plain_a_clock: int = 0  # of 32 bits
     special_a_clock: int = 0  # powers of 2
 
+    def share_of_float32(self, precision: str, sums: float) -> float:
+        """What share of `tensor_ops` products of float32 reach in a precision, where a thread has so many sums. Fused
+        multiply-adds wait for operands from shared memory where sums are few, and for registers where they are many."""
+        if precision != EXACT:
+            return self.several_share if precision == TF32X3 else self.tf32_share
+        if self.float32_share:
+            return self.float32_share
+        return self.plain_ops / self.tensor_ops * sums / (sums + FEW_SUMS) / (1 + sums / MANY_SUMS)
+
 
 HOPPER: Final = Figures(
     tensor_ops=7.7e12, narrow=31, piece_share=0.12, plain_ops=4.6e11, special_ops=2.9e10, l2_bytes=1.14e11,
     block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
     loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
     pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
-    float32_share=0.25, tf32_share=0.5, group_warps=4, group_rows=64,
+    float32_share=0.0, several_share=0.12, tf32_share=0.5, group_warps=4, group_rows=64,
     products_a_clock=2_048, plain_a_clock=128, special_a_clock=16,
 )  # fmt: skip
 """Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
@@ -86,6 +101,7 @@ CDNA_3: Final = replace(
     # 163.4 of float32 by vectors and by matrix cores (and 653.7 of xf32); 5.3 TB/s of HBM3
     tensor_ops=4.3e12,
     float32_share=0.125,
+    several_share=0.125,
     plain_ops=5.4e11,
     memory_bytes=0.83 * 5.3e12,  # the share that an H100 reaches of its own
     partial_bytes=0.83 * 5.3e12,

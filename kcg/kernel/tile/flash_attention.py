@@ -427,7 +427,8 @@ def _times(plan: AttentionPlan, target: Target, f: Figures) -> Times:
     itemsize = view.itemsizes[1]
     groups = max(1, plan.num_warps // f.group_warps)
     whole = height >= f.group_rows * groups and plan.num_warps >= f.group_warps
-    tensor = f.tensor_ops * (2 / itemsize if itemsize <= 2 else f.float32_share) * (1.0 if whole else 0.5)
+    share = 2 / itemsize if itemsize <= 2 else f.share_of_float32(plan.precision, height * (step + width) / threads)
+    tensor = f.tensor_ops * share * (1.0 if whole else 0.5)
     products_s = 2 * height * step * (inner + width) / tensor
     special, between = view.operations
     weights_s = height * step * (special / f.special_ops + (between + 6) / f.plain_ops)

@@ -20,7 +20,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.device import Device, device_of
 from kcg.kernel.tile.emit import PLAIN, Lines, Style, Writer, keeps_tail, power_of_sigmoid
-from kcg.kernel.tile.parameters import POINTER, TF32, TileParameters
+from kcg.kernel.tile.parameters import EXACT, POINTER, TF32, TileParameters
 from kcg.kernel.tile.plan import Loop, TilePlan
 from kcg.kernel.tile.targets import MOST_STAGES
 from kcg.kernel.tile.tiles import Axis, is_power_of_two, power_of_two
@@ -156,7 +156,7 @@ class Form(Generic[V, P]):
 
     def precisions(self, view: V) -> tuple[str, ...]:
         """Of products, where these are of float32."""
-        return ("ieee",)
+        return (EXACT,)
 
     def least_parts(self, tile: tuple[int, ...]) -> int:
         """Parts of a tile in which its result takes least shared memory."""
@@ -293,8 +293,8 @@ def warps_of(device: Device, counts: Iterable[int]) -> tuple[int, ...]:
 def precisions_of(kernel: TileKernel, operands: Iterable[DType], nearly: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The precisions of products of such operands."""
     if dtypes.float32 not in operands:
-        return ("ieee",)
-    return ("ieee", *nearly, *((TF32,) if kernel.allows_tf32 else ()))
+        return (EXACT,)
+    return (EXACT, *nearly, *((TF32,) if kernel.allows_tf32 else ()))
 
 
 def registers_for_sums(target: Target, warps: int) -> int:

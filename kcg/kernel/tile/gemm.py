@@ -66,8 +66,8 @@ from kcg.kernel.tile.form import (
     settled,
 )
 from kcg.kernel.tile.needed import VECTOR_BYTES
-from kcg.kernel.tile.parameters import CONTRACTION, POINTER, TF32, TMA, TileParameters
-from kcg.kernel.tile.plan import LEAST_COPY, MOST_PARTIALS, SEVERAL, Dot, Loop, Need, Registers, TilePlan, Times
+from kcg.kernel.tile.parameters import CONTRACTION, EXACT, POINTER, TF32X3, TMA, TileParameters
+from kcg.kernel.tile.plan import LEAST_COPY, MOST_PARTIALS, Dot, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, stepped_extent
 from kcg.kernel.tile.split import SPLITS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.targets import most_specialized_stages
@@ -146,7 +146,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
         if unpacks(view.contraction):
             made = made.changed(loads=POINTER, reduce_tile=min(UNPACKED_STEP, power_of_two(view.kernel.reduce_extent)))
             if held_exactly(view.contraction) is not None and device_of(target).ptx:
-                made = made.changed(precision=SEVERAL)
+                made = made.changed(precision=TF32X3)
         return settled(view.kernel, target, made, self.elements(made))
 
     # ---- the values of parameters
@@ -200,7 +200,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
         return view.may_split
 
     def precisions(self, view: MatmulView) -> tuple[str, ...]:
-        return precisions_of(view.kernel, (view.contraction.sides[0].dtype,), ("tf32x3",))
+        return precisions_of(view.kernel, (view.contraction.sides[0].dtype,), (TF32X3,))
 
     def least_parts(self, tile: tuple[int, ...]) -> int:
         return 2 if tile[1] >= 64 else 1
@@ -210,7 +210,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
             "reduce_tile": (32, 64, 128), "num_warps": (4, 8), "split": (1, 2), "tail": (1, 2, 3, 6),
             "persistent": (0, 1, 2), "num_stages": (2, 3, 4, 5, 6), "warp_specialize": (False,), "group": (1, 4, 8, 12),
             "read_early": (False, True),
-            "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (), "precision": ("ieee",),
+            "evict_first": ((),), "evict_last": ((),), "maxnreg": (0,), "fast_math": (), "precision": (EXACT,),
         }  # fmt: skip
         sizes = {64, 128, 256, *BETWEEN, *prior.tile}
         if p.loads != TMA and p.persistent and p.num_warps == 4:
@@ -521,7 +521,7 @@ class MatmulPlan(TilePlan):
         yield Need("stages", self.num_stages, steps // self.split + 1)
         yield Need("shared memory", self.shared_bytes, device.shared_bytes)
         dtype = self.view.contraction.sides[0].dtype
-        if dtype is dtypes.float32 and self.precision == "ieee" and not device.multiplies(dtype.name):
+        if dtype is dtypes.float32 and self.precision == EXACT and not device.multiplies(dtype.name):
             yield Need("sums without tensor cores", sums, MOST_SUMS)
             yield Need("multiplications of a thread and step", sums * self.step // threads, MOST_UNROLLED)
         if self.warp_specialize:
@@ -1090,8 +1090,11 @@ def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> f
     share = min(1.0, inner / (inner + f.narrow) * (1 + f.narrow / WIDEST))
     if rows < f.group_rows or plan.num_warps < f.group_warps:  # not wgmma
         share *= 0.6 * min(1.0, rows / f.group_rows)
-    of_float32 = f.tf32_share if plan.precision == TF32 else f.float32_share
-    return float(share * (2 / itemsize if itemsize <= 2 else of_float32))
+    if itemsize <= 2:
+        return float(share * 2 / itemsize)
+    of_float32 = f.share_of_float32(plan.precision, plan.sums / plan.threads)
+    fused = plan.precision == EXACT and not f.float32_share
+    return of_float32 if fused else float(share * of_float32)
 
 
 def _resident(plan: MatmulPlan, device: Device) -> int:

@@ -20,8 +20,10 @@ FORMS = (ELEMENTWISE, REDUCTION, CONTRACTION, PIPELINED, ROWS, FLASH_ATTENTION, 
 """The forms, by their stored names: what each decides is in the file that writes its programs."""
 NARROWEST = 16  # columns of a product's sub-tile
 POINTER, TMA = "pointer", "tma"
-TF32 = "tf32"
-PRECISIONS = ("ieee", "tf32x3", TF32)
+EXACT, TF32 = "ieee", "tf32"
+TF32X3 = "tf32x3"
+"""A precision in which a product is made of three."""
+PRECISIONS = (EXACT, TF32X3, TF32)
 """Exact products; three products of tf32 that are nearly exact; one of tf32, only where the user allows it."""
 
 LISTS = {"evict_first", "evict_last"}
@@ -69,7 +71,7 @@ class TileParameters:
     num_stages: int = 2
     maxnreg: int = 0  # registers a thread; 0: the compiler's choice
     fast_math: bool = True  # tanh by the hardware's approximation
-    precision: str = "ieee"  # of float32 operands, one of PRECISIONS
+    precision: str = EXACT  # of float32 operands, one of PRECISIONS
     unpacked: int = 0  # of packed products: neighbouring bytes that a thread takes out of memory and apart at once
 
     def changed(self, **fields: Any) -> TileParameters:

@@ -24,7 +24,7 @@ from kcg.kernel.tile.device import Device, Figures, figures_of
 from kcg.kernel.tile.emit import PLAIN, Style, runs_of
 from kcg.kernel.tile.estimates import LAUNCH_S, either
 from kcg.kernel.tile.needed import VECTOR_BYTES
-from kcg.kernel.tile.parameters import PRECISIONS, TMA
+from kcg.kernel.tile.parameters import PRECISIONS, TF32X3, TMA
 from kcg.kernel.tile.tiles import Axis
 from kcg.kernel.tile.views import View
 from kcg.types import Target
@@ -37,8 +37,6 @@ cost until it is measured: what is known to matter comes first."""
 MOST_PARTIALS = (1 << 31) - 1  # values that a launch leaves for a second one
 LEAST_COPY = 4  # bytes of an asynchronous copy
 OF_TILE = 2  # axes, as features count them
-SEVERAL = "tf32x3"
-"""A precision in which a product is made of three."""
 
 
 # ---- the parts of a plan
@@ -331,7 +329,7 @@ def needs_stress(plan: TilePlan) -> bool:
     products, or of a product whose staged loads have conditions, as those of a convolution at its edges (13 of 2,093
     recorded ones were wrong, of 8,507 others none: docs/wrong-programs.md): what is chosen of these has to run very
     often before it is believed."""
-    several = len(plan.dots) > 1 or any(dot.precision == SEVERAL for dot in plan.dots)
+    several = len(plan.dots) > 1 or any(dot.precision == TF32X3 for dot in plan.dots)
     if plan.loads_by == TMA or plan.warp_specialize or plan.barriers or several:
         return True
     staged = plan.num_stages > 1 and bool(plan.dots)

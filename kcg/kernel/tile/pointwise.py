@@ -466,7 +466,7 @@ def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
     )
     stream_s *= max(1.0, elements / MOST_HELD)
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
-    compute_s = all_elements * work / (f.plain_ops * busy) / 4
+    compute_s = all_elements * work / (f.plain_ops * busy) / (1 if kernel.contraction is not None else 4)
     # what one program waits for, others of its multiprocessor fill
     ahead = plan.num_stages if plan.depth else 1
     chain_s = waves * (f.opening_s / 2 + steps * (f.flight_s + f.cold_s) / ahead) / min(at_once, ENOUGH)

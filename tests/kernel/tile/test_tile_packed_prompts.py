@@ -13,8 +13,7 @@ from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.contraction import unpacks
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, random_parameters
-from kcg.kernel.tile.parameters import CONTRACTION, TileParameters
-from kcg.kernel.tile.plan import SEVERAL
+from kcg.kernel.tile.parameters import CONTRACTION, TF32X3, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.types import Region, Variables
 from kcg.workloads.packed_weights import FORMATS, PackedWeights
@@ -109,6 +108,6 @@ def test_programs_of_a_prompt_compute_what_the_kernel_does(kind: str, dtype: str
     programs = [default_parameters(kernel, TARGET), *programs_of(kernel, 3)]
     assert programs[0].form == CONTRACTION
     if dtype == "float32" and kind != "q1_0":  # whose weights are products of two numbers
-        assert programs[0].precision == SEVERAL, "on tensor cores"
+        assert programs[0].precision == TF32X3, "on tensor cores"
     cases = cases_of(region, kernel, programs, lambda number: blocks_of(kind, 72, 512, number))
     assert compare(cases, tmp_path) == [""] * 4
