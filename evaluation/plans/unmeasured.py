@@ -12,6 +12,8 @@ alone.
 
 *As `--measurements 0` chooses*: only regions of the best plan by what is expected are judged, and put in where they
 turn out to be faster. Most of these plans were not timed: their steps are as `kcg.rl.plan_env.Steps` predicts them.
+What is expected is what the cost of today says, of the candidates that were recorded: its first choice of all there are
+may not be among them.
 
 Shares are of the fastest that is known of a program: of plans that were timed, and for the second way of all that are
 compared. The cost was fitted on none of these programs; Opts are not among the candidates. With networks, each asked
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +42,7 @@ from kcg.errors import DataError
 from kcg.kernel.kinds import kind_named, space_of
 from kcg.kernel.targets import target_named
 from kcg.optimize.region_plans import propose
+from kcg.predictor.cost import KnownCost
 from kcg.predictor.plans import PlanPredictor
 from kcg.rl.plan_env import Array, Steps, parts_of, program_of, read_recordings
 from kcg.rl.plan_recording import Part, PlanRecording, TimedPlan
@@ -87,15 +90,18 @@ def longer_s(recording: PlanRecording, plan: TimedPlan) -> float:
     return more_s
 
 
-def figures(recordings: list[PlanRecording]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows, and the headline."""
+def figures(
+    recordings: list[PlanRecording], expected_s: Mapping[str, Array] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows, and the headline; with (P, C) seconds that are expected of a program's candidates, by its name, where
+    not those that were as it was recorded."""
     rows = {}
     for one in recordings:
         plan = plan_of_expected(one)
         step_s = plan.step_s + (more_s := longer_s(one, plan))
         best_s = min(plan.step_s for plan in one.plans if plan.passed is not False)
         steps = Steps(one)
-        chosen_s = step_of(steps, steps.program.expected_s)
+        chosen_s = step_of(steps, (expected_s or {}).get(one.name, steps.program.expected_s))
         rows[one.name] = {
             "own_step_s": one.own_step_s, "step_s": step_s, "of_these_not_timed_s": more_s, "best_s": best_s,
             "share": best_s / step_s, "outputs_agree": plan.passed, "plans": len(one.plans),
@@ -147,7 +153,9 @@ def least_s(steps: Steps, compared_s: Iterable[float]) -> float:
     return min(step_of(steps, best), *timed, *compared_s)
 
 
-def predicted_s(recording: PlanRecording, predictor: PlanPredictor, target: Target, shape: tuple[int, int]) -> Array:
+def predicted_s(
+    recording: PlanRecording, predictor: PlanPredictor | KnownCost, target: Target, shape: tuple[int, int]
+) -> Array:
     """(P, C): what a predictor says of all candidates, in seconds of a call. Captures the program."""
     workload = spec_of(recording.workload).capture(recording.preset)
     regions = {call.region.id: call.region for call in workload.calls}
@@ -162,17 +170,25 @@ def predicted_s(recording: PlanRecording, predictor: PlanPredictor, target: Targ
     return found
 
 
+def expected_today(recordings: list[PlanRecording]) -> dict[str, Array]:
+    """What the cost says today of all candidates, by the name of their program."""
+    prepare("CPU")  # to capture
+    target, cost = target_named(TARGET), KnownCost()
+    return {one.name: predicted_s(one, cost, target, program_of(one).shape) for one in recordings}
+
+
 def compared(recordings: list[PlanRecording], folder: Path) -> dict[str, Any]:
     """The shares of what the cost and what networks choose, of programs of families that some never saw."""
     prepare("CPU")  # to capture
     nets, target = left_out_by(folder), target_named(TARGET)
+    today_s = expected_today(recordings)
     rows: dict[str, dict[str, float]] = {}
     for one in recordings:
         if (mine := next((found for found, never in nets if one.family in never), None)) is None:
             continue
         steps = Steps(one)
         learned_s = predicted_s(one, PlanPredictor(mine), target, steps.program.shape)
-        ways = {"analytic": step_of(steps, steps.program.expected_s), "learned": step_of(steps, learned_s)}
+        ways = {"analytic": step_of(steps, today_s[one.name]), "learned": step_of(steps, learned_s)}
         best_s = least_s(steps, ways.values())
         rows[one.name] = {name: best_s / step_s for name, step_s in ways.items()}
     logs = {name: [math.log(row[name]) for row in rows.values()] for name in ("analytic", "learned")}
@@ -197,7 +213,8 @@ def main(
         record_results(out, "unmeasured plans, learned", {**entry, "command": this_command()}, {})
         typer.echo(json.dumps(entry, indent=1))
         return
-    entry, headline = figures(read_recordings(folder))
+    recordings = read_recordings(folder)
+    entry, headline = figures(recordings, expected_today(recordings))
     record_results(out, "unmeasured plans", {**entry, "command": this_command()}, headline)
     typer.echo(json.dumps({**headline, "first_choices": entry["first_choices"]}))
 
