@@ -13,10 +13,11 @@ from kcg.kernel.tile.parameters import EXACT, TF32X3
 from kcg.types import Target
 
 KIB: Final = 1024
-FEW_SUMS: Final = 8  # of a thread, at which fused multiply-adds of products wait as long for their operands
-MANY_SUMS: Final = 128
-"""At which they wait as long for registers; both are fitted to recorded products of float32
-(docs/experiments/2026-11-30-products-of-float32.md)."""
+FUSED_SHARE: Final = 0.4
+"""What fused multiply-adds of products reach of all that there are; with what follows it is fitted to recorded products
+of float32 (docs/experiments/2026-11-30-products-of-float32.md)."""
+FEW_SUMS: Final = 8  # of a thread, at which they wait as long for their operands
+MANY_SUMS: Final = 128  # at which they wait as long for registers
 NVIDIA: Final = re.compile(r"sm_(\d+)[af]?")
 
 
@@ -65,7 +66,7 @@ class Figures:
             return self.several_share if precision == TF32X3 else self.tf32_share
         if self.float32_share:
             return self.float32_share
-        return self.plain_ops / self.tensor_ops * sums / (sums + FEW_SUMS) / (1 + sums / MANY_SUMS)
+        return FUSED_SHARE * self.plain_ops / self.tensor_ops * sums / (sums + FEW_SUMS) / (1 + sums / MANY_SUMS)
 
 
 HOPPER: Final = Figures(
@@ -73,7 +74,7 @@ HOPPER: Final = Figures(
     block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
     loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
     pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
-    float32_share=0.0, several_share=0.12, tf32_share=0.5, group_warps=4, group_rows=64,
+    float32_share=0.0, several_share=0.08, tf32_share=0.5, group_warps=4, group_rows=64,
     products_a_clock=2_048, plain_a_clock=128, special_a_clock=16,
 )  # fmt: skip
 """Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.
@@ -101,7 +102,7 @@ CDNA_3: Final = replace(
     # 163.4 of float32 by vectors and by matrix cores (and 653.7 of xf32); 5.3 TB/s of HBM3
     tensor_ops=4.3e12,
     float32_share=0.125,
-    several_share=0.125,
+    several_share=0.085,
     plain_ops=5.4e11,
     memory_bytes=0.83 * 5.3e12,  # the share that an H100 reaches of its own
     partial_bytes=0.83 * 5.3e12,

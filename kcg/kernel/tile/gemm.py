@@ -95,6 +95,10 @@ MOST_SUMS = 16_384  # of a program that multiplies float32 without tensor cores
 MOST_UNROLLED = 4_096
 """Multiplications of a thread in one step without tensor cores, each an instruction. 4,096 take 2 s to compile, 10 and
 48 are taken by 2 and 4 times as many, which spill (Triton 3.9, sm_90)."""
+SPILLING = 1_024
+"""Of these from here on some programs spill: 48 of 261 recorded ones took 12 to 65 times as long as expected, and 2 of
+351 with fewer."""
+IN_PIECES = 1.5  # times as long they take where a tile is several products side by side
 PAIR_REGISTERS = 1.9  # of a thread for each column that it makes something of, beside its sums
 SHARED_COLUMNS = 76  # registers of a thread that puts halves of shared columns together
 COPY_REGISTERS = 5  # of a thread for each 16 bytes that it copies in a step
@@ -1093,8 +1097,10 @@ def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> f
     if itemsize <= 2:
         return float(share * 2 / itemsize)
     of_float32 = f.share_of_float32(plan.precision, plan.sums / plan.threads)
-    fused = plan.precision == EXACT and not f.float32_share
-    return of_float32 if fused else float(share * of_float32)
+    if plan.precision != EXACT or f.float32_share:
+        return float(share * of_float32)
+    unrolled = plan.sums * plan.step / plan.threads
+    return float(of_float32 / max(1.0, unrolled / SPILLING) ** 0.25 / (1.0 if len(plan.sub_tiles) == 1 else IN_PIECES))
 
 
 def _resident(plan: MatmulPlan, device: Device) -> int:
