@@ -29,7 +29,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -88,11 +88,6 @@ def settings_of(parameters: Parameters) -> dict[str, float]:
     return {name: value for name, value in parameters.items() if not name.startswith("axes")}
 
 
-def apart(one: Parameters, other: Parameters) -> float:
-    """How far two programs are apart."""
-    return sum(abs(one.get(name, 0.0) - other.get(name, 0.0)) for name in {*one, *other})
-
-
 @dataclass(frozen=True)
 class Known:
     """What was recorded of a region."""
@@ -128,17 +123,24 @@ class Programs:
 
     def __init__(self, space: Space, schedules: Sequence[Schedule], expected_s: Sequence[float]) -> None:
         self.parameters = [parameters_of(one) for one in schedules]
-        self.settings = [settings_of(one) for one in self.parameters]
         self.expected_s = expected_s
         assert isinstance(space, HasCost)
         numbers = np.array([space.cost(one).features for one in schedules], dtype=float)
-        names = sorted({name for one in self.parameters for name in one})
-        words = np.array([[one.get(name, 0.0) for name in names] for one in self.parameters])
-        self.seen = np.hstack([words, numbers.reshape(len(schedules), -1), np.log(expected_s)[:, None]])
+        self._names = sorted({name for one in self.parameters for name in one})
+        self._words = np.array([[one.get(name, 0.0) for name in self._names] for one in self.parameters])
+        self._are_settings = np.array([name in settings_of({name: 0.0}) for name in self._names])
+        self.seen = np.hstack([self._words, numbers.reshape(len(schedules), -1), np.log(expected_s)[:, None]])
+
+    def apart(self, wanted: Parameters, *, settings: bool = False) -> NDArray[np.float64]:
+        """How far each program is from that, but for what none of them has; by their settings alone, or by all."""
+        there = np.array([wanted.get(name, 0.0) for name in self._names])
+        weights = self._are_settings.astype(float) if settings else 1.0
+        return np.asarray((np.abs(self._words - there) * weights).sum(1).round(9))
 
     def nearest(self, left: Iterable[int], wanted: Parameters) -> int:
         """The program that is most like that, the faster by expectation of several."""
-        return min(left, key=lambda place: (apart(self.parameters[place], wanted), self.expected_s[place]))
+        distance = self.apart(wanted).tolist()
+        return min(left, key=lambda place: (distance[place], self.expected_s[place]))
 
     # ---- the ways
 
@@ -194,13 +196,16 @@ class Programs:
     def listed(self, wanted: Sequence[Parameters]) -> Choose:
         """Settings in their order, and then what is most like any of them."""
 
+        @cache
+        def distances(asked: int) -> list[float]:
+            some = wanted[asked : asked + 1] or wanted
+            found: list[float] = np.min([self.apart(one, settings=True) for one in some], 0).tolist()
+            return found
+
         def choose(left: Sequence[int], known: Mapping[int, float]) -> int:
-            some = wanted[len(known) : len(known) + 1] or wanted
-
-            def distance(place: int) -> tuple[float, float]:
-                return min(apart(self.settings[place], one) for one in some), self.expected_s[place]
-
-            return min(left, key=distance)
+            asked = len(self.parameters) - len(left)  # what was not measured yet, too
+            distance = distances(min(asked, len(wanted)))
+            return min(left, key=lambda place: (distance[place], self.expected_s[place]))
 
         return choose
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
 from evaluation.predictor import arms
-from evaluation.predictor.arms import Elsewhere, Known, Programs, apart, parameters_of, ways_of
+from evaluation.predictor.arms import Elsewhere, Known, Programs, parameters_of, settings_of, ways_of
 from evaluation.predictor.on_lattices import order_by, row_of
 from kcg.kernel.kinds import HasCost
 from kcg.types import Schedule, ScheduleKind
@@ -20,10 +21,20 @@ def of_lattice() -> tuple[Programs, list[float]]:
     return Programs(space, found.schedules, found.seconds), list(found.seconds)
 
 
+def by_hand(one: Mapping[str, float], other: Mapping[str, float]) -> float:
+    return sum(abs(one.get(name, 0.0) - other.get(name, 0.0)) for name in {*one, *other})
+
+
 def test_programs_are_apart_by_numbers_and_words() -> None:
     one, other = (Schedule(ScheduleKind.TILE, body) for body in ('{"tile":[4,8],"loads":"tma"}', '{"tile":[4,32]}'))
-    assert parameters_of(one)["loads is tma"] == 1.0 and apart(parameters_of(one), parameters_of(one)) == 0
-    assert 2.5 < apart(parameters_of(one), parameters_of(other)) < 3.0, "two steps of a tile, and a word"
+    first, second = parameters_of(one), parameters_of(other)
+    assert first["loads is tma"] == 1.0
+    assert 2.5 < by_hand(first, second) < 3.0, "two steps of a tile, and a word"
+    choices, _ = of_lattice()
+    wanted = choices.parameters[3]
+    assert choices.apart(wanted).tolist() == pytest.approx([by_hand(one, wanted) for one in choices.parameters])
+    within = [by_hand(settings_of(one), settings_of(wanted)) for one in choices.parameters]
+    assert choices.apart(wanted, settings=True).tolist() == pytest.approx(within)
 
 
 def test_every_way_measures_each_program_once() -> None:
