@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from evaluation.predictor.equal_seconds import SECONDS as AFTER_SECONDS
+from evaluation.predictor.equal_seconds import FormCosts
 from evaluation.predictor.on_lattices import (
     AFTER,
     Lattice,
     by_judge,
+    costs_by,
+    figures_in_seconds,
     figures_of,
+    figures_on_some,
     lattices_of,
     order_by,
     random_shares,
     row_of,
     shares_of,
 )
+from evaluation.predictor.searches import BY_LEARNED, SEARCHES
 from kcg.dataset.choices import UNIFORM
 from kcg.dataset.noise import RETIMED
 from kcg.kernel.kinds import HasCost
@@ -68,6 +75,29 @@ def test_where_the_cost_is_right_the_first_choice_is_the_best() -> None:
     assert figures["share"] == 0.5 and figures["interval"] == [0.25, 1.0] and figures["p10"] < 0.5
     order = order_by(by_judge(KnownCost().of(space_named("tile")), found.schedules, corrected=True), found.seconds, 12)
     assert sorted(order) == list(range(12)), "nothing is measured twice"
+
+
+def test_in_seconds_the_oracle_is_first_and_chance_measures_as_many() -> None:
+    usual = {"": FormCosts(0.5, 0.1)}
+    found = lattice()
+    costs = costs_by(found.schedules, [0.0, *[0.25] * 11], usual)
+    assert costs.compile_s[:2] == [0.5, 0.25] and set(costs.measure_s) == {0.1}, (
+        "none was compiled where a cache answered"
+    )
+    row = row_of(replace(found, costs=costs))
+    assert set(row["after_seconds"]) == {*SEARCHES, "analytic", "corrected", "random", "oracle"} - {BY_LEARNED}
+    figures = figures_in_seconds([row, row])
+    assert figures["oracle"]["1"]["share"] == 1.0 and figures["oracle"]["1"]["measured"] > 0
+    assert all(set(one) == {f"{after:g}" for after in AFTER_SECONDS} for one in figures.values())
+    assert figures["random"]["10"] == figures["oracle"]["10"], "all of it is measured"
+    assert figures_in_seconds([row_of(found)]) == {}
+
+
+def test_arms_that_few_lattices_have_are_beside_the_formula_on_those() -> None:
+    row = row_of(lattice())
+    found = figures_on_some([row, {**row, "common": dict.fromkeys(map(str, AFTER), 0.25)}])
+    assert set(found) == {"common"} and found["common"]["lattices"] == 1
+    assert found["common"]["common"]["4"]["share"] == 0.25 and found["common"]["analytic"]["4"]["share"] == 1.0
 
 
 def test_what_was_timed_again_takes_that_time_and_the_others_change_as_much() -> None:
