@@ -201,7 +201,7 @@ class Arms:
         self._judges["analytic"] = partial(KnownCost().of, space)
         # networks first: of a plan that they looked at the formula is worked out faster
         self._judging_s = {name: self._judged(judge) for name, judge in self._judges.items()}
-        self.searches = searches_of(space, lattice.schedules, lattice.seconds, self._judges)
+        self.searches = searches_of(space, lattice.schedules, lattice.seconds, self._judges, SEEDS)
         self._programs: Programs | None = None
         if elsewhere is not None:
             predicted = self._judges["analytic"]().predict(lattice.schedules)
@@ -228,7 +228,7 @@ class Arms:
         """Of each after so many measurements."""
         seconds, most = self.lattice.seconds, max(AFTER)
         orders = {name: [order_by(one, seconds, most) for one in ways] for name, ways in self.ways().items()}
-        orders |= {name: [search.order(most)] for name, search in self.searches.items()}
+        orders |= {name: [one.order(most) for one in some] for name, some in self.searches.items()}
         found = {"random": random_shares(seconds)}
         for name, some in orders.items():
             of_each = [shares_of(order, seconds) for order in some]
@@ -242,8 +242,8 @@ class Arms:
             name: [timeline_of(one, seconds, costs, begins_s=self.begins_s(name)) for one in ways]
             for name, ways in (self.ways() | {"random": [drawn(len(seconds), seed) for seed in range(SEEDS)]}).items()
         }
-        searches = self.searches.items()
-        return found | {name: [one.timeline(costs, begins_s=self.begins_s(name))] for name, one in searches}
+        searches = self.searches.items()  # of these one seed: they take longest, and the clock draws beside it
+        return found | {name: [one.timeline(costs, begins_s=self.begins_s(name))] for name, (one, *_) in searches}
 
     def begins_s(self, arm: str) -> float:
         """When it has judged all programs, by the model that it has."""
