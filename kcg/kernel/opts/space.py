@@ -24,7 +24,7 @@ from kcg.kernel.opts.schedule import RAW, Opt, opts_of, schedule_of, then
 from kcg.kernel.opts.traits import traits_of
 from kcg.kernel.opts.uniform import Uniform
 from kcg.kernel.program import Program, program_of_parts
-from kcg.types import Action, Region, Schedule, Target, Variables
+from kcg.types import Action, Kernel, Region, Schedule, Target, Variables
 
 ACTIONS_KEPT = 512  # lists of them per kernel
 STATES_KEPT = 4096  # schedule states per kernel; each shares most of its nodes with its parent
@@ -37,6 +37,16 @@ TILED = ("UPCAST", "UNROLL", "GROUP_REDUCE")
 """Kinds of axes that say what a thread computes; the others say which thread does."""
 
 
+@functools.lru_cache(128)  # each region that has a kernel makes a space of it: of 40 of Flux 768 that was a second
+def _unoptimised(kernel: Kernel, target: Target) -> Scheduler:
+    return scheduling.initial_state(ast_of(kernel), planning_renderer(target))
+
+
+@functools.lru_cache(1024)
+def _hand_coded(kernel: Kernel, target: Target) -> Schedule:
+    return schedule_of(scheduling.hand_coded(_unoptimised(kernel, target)))
+
+
 class KernelSpace:
     """The `Space` (`kcg.kernel.kinds`) of tinygrad's Opts. All but the states themselves comes from a `Planner`, in
     microseconds; tinygrad answers for the few kernels that are outside of what it can do (symbolic extents)."""
@@ -44,13 +54,12 @@ class KernelSpace:
     def __init__(self, region: Region, target: Target) -> None:
         self.region, self.target = region, target
         self.ast = ast_of(region.kernel)
-        self._root = scheduling.initial_state(self.ast, planning_renderer(target))
+        self._root = _unoptimised(region.kernel, target)
         self._planner = planner_from(self._root, target)
         self._states: OrderedDict[Schedule, Scheduler] = OrderedDict()
         self._tables: OrderedDict[Schedule, AxisTable] = OrderedDict()
         self._uops: OrderedDict[Schedule, int] = OrderedDict()
         self._actions: OrderedDict[Schedule, list[Action]] = OrderedDict()
-        self._baseline: Schedule | None = None
         self._first: list[Action] = []
 
     def start(self) -> Schedule:
@@ -58,9 +67,7 @@ class KernelSpace:
 
     def baseline(self) -> Schedule:
         """tinygrad's hand-coded Opts for this kernel on this target."""
-        if self._baseline is None:
-            self._baseline = schedule_of(scheduling.hand_coded(self._root))
-        return self._baseline
+        return _hand_coded(self.region.kernel, self.target)
 
     def without_tensor_cores(self) -> Schedule:
         """tinygrad's own schedule for a device that had none."""

@@ -32,14 +32,14 @@ def branches_of(
 ) -> tuple[Branch, ...]:
     """How all that is stored beside a contraction's result is written."""
     members = list(zip(also, held, strict=True))
-    groups: list[list[Member]] = []
+    groups: list[tuple[list[Member], Branch | None]] = []
     for one in sorted(members, key=lambda member: member[1].first):
-        if groups and _joined([*groups[-1], one], buffers) is not None:
-            groups[-1].append(one)
+        if groups and (branch := _joined([*groups[-1][0], one], buffers)) is not None:
+            groups[-1] = ([*groups[-1][0], one], branch)
         else:
-            groups.append([one])
-    groups.sort(key=lambda group: min(map(members.index, group)))
-    return tuple(_joined(group, buffers) or _by_halves(Branch(*group[0]), buffers) for group in groups)
+            groups.append(([one], None))
+    groups.sort(key=lambda group: min(map(members.index, group[0])))
+    return tuple(branch or _by_halves(Branch(*group[0]), buffers) for group, branch in groups)
 
 
 # ---- pairs

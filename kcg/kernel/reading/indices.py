@@ -43,6 +43,7 @@ def _chosen(choice: UOp) -> UOp | None:
 _DECIDED = PatternMatcher([(UPat(Ops.WHERE, name="choice"), _chosen)])
 
 
+@functools.lru_cache(1 << 13)  # a region is read in several ways, and the next one has most of its indices
 def _short(index: UOp) -> UOp:
     """An index with its products taken apart, so that a quotient and its rest become what was divided."""
     index = graph_rewrite(index, _DIVIDED, walk=True)
