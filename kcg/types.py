@@ -30,7 +30,7 @@ class Kernel:
 
     ast_json: str
 
-    @property
+    @cached_property
     def id(self) -> str:
         return hashlib.sha256(self.ast_json.encode()).hexdigest()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 from dataclasses import replace
@@ -107,6 +108,7 @@ def initial_state(ast: UOp, renderer: Any) -> Scheduler:
     return state
 
 
+@functools.lru_cache(256)  # the spaces of all kinds begin with it
 def simplified(ast: UOp) -> UOp:
     """The AST as tinygrad simplifies it before any Opt: loads at loaded indices, ranges split where an index takes
     them apart by a divisor, and neighbouring ranges merged where every index allows it."""
