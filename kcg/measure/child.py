@@ -137,10 +137,12 @@ def start_job(region: Region, kind: str, target: Target) -> Schedule:
     return space_of(region, target, kind).start()
 
 
-def first_program_job(region: Region, kind: str, target: Target, bindings: Sequence[Variables]) -> Schedule:
-    """Where the space of a kind begins, once that is compiled; of a tile program the code stays in the user's cache.
-    Raises as `start_job`, and what the compiler raises."""
-    first, (variables, *also) = start_job(region, kind, target), bindings
+def first_program_job(
+    region: Region, kind: str, target: Target, bindings: Sequence[Variables], known: Schedule | None = None
+) -> Schedule:
+    """Where the space of a kind begins, which may be `known`, once that is compiled; of a tile program the code stays
+    in the user's cache. Raises as `start_job`, and what the compiler raises."""
+    first, (variables, *also) = start_job(region, kind, target) if known is None else known, bindings
     compile_job(CompileJob(region, first, target, variables, tuple(also)))
     return first
 

@@ -129,6 +129,7 @@ class Device:
         self._costs_file: Path | None = None
         self.taken: dict[str, costs.Taken] = {}  # what jobs of this run took, by their kind
         self._first_programs: dict[tuple[str, str], Future[Schedule]] = {}  # by the id of a work, and the kind
+        self._starts: dict[tuple[str, str], Future[Schedule]] = {}  # as these
         self._spaces: dict[str, Space] = {}  # of regions' baselines
         self._seen_s = 0.0  # what kernels are expected to take that were seen while they were recorded
         self._of_kinds: dict[tuple[str, str], Space | Unsupported] = {}  # by the id of a region, and the kind
@@ -564,9 +565,32 @@ class Device:
         """Have the compiling children find where spaces begin, each of which takes a second of a core: on the way where
         they compile the first program."""
         for work, kind, space in _others(works):
-            if isinstance(space, SeeksStart) and space.seeks_start and (work.id, kind) not in self._first_programs:
-                asked = work.call.region, kind, self.service.target
-                space.begin_at(self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S).result)
+            if isinstance(space, SeeksStart) and space.seeks_start:
+                self._start_of(work, kind, space)
+
+    def starts(self, works: Sequence[RegionWork]) -> dict[str, list[Future[Schedule]]]:
+        """Where the spaces of other kinds than the baseline's begin, or what went wrong; by the id of the work, of
+        those that have such a space. Their first programs are compiled from there if they are asked for."""
+        found: dict[str, list[Future[Schedule]]] = {}
+        for work, kind, space in _others(works):
+            found.setdefault(work.id, []).append(self._start_of(work, kind, space))
+        return found
+
+    def _start_of(self, work: RegionWork, kind: str, space: Space) -> Future[Schedule]:
+        key, seeks = (work.id, kind), isinstance(space, SeeksStart) and space.seeks_start
+        found = self._first_programs.get(key) or self._starts.get(key)
+        if found is None and seeks:
+            asked = work.call.region, kind, self.service.target
+            found = self._starts[key] = self.service.beside(start_job, *asked, timeout_s=START_TIMEOUT_S)
+        if found is None:  # it takes no time
+            found = self._starts[key] = Future()
+            try:
+                found.set_result(space.start())
+            except Exception as error:
+                found.set_exception(error)
+        if isinstance(space, SeeksStart) and seeks:
+            space.begin_at(found.result)
+        return found
 
     def first_programs(self, works: Sequence[RegionWork]) -> dict[str, list[Future[Schedule]]]:
         """Have the compiling children compile the programs with which the searches of other kinds than the baseline's
@@ -574,13 +598,42 @@ class Device:
         wrong."""
         found: dict[str, list[Future[Schedule]]] = {}
         for work, kind, space in _others(works):
-            if (future := self._first_programs.get((work.id, kind))) is None:
+            key = work.id, kind
+            start, future = self._starts.get(key), self._first_programs.get(key)
+            if future is None:
                 asked = work.call.region, kind, self.service.target, work.bindings
-                future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
-                self._first_programs[work.id, kind] = future
+                if start is None:
+                    future = self.service.beside(first_program_job, *asked, timeout_s=FIRST_TIMEOUT_S)
+                else:
+                    future = self._compiled_from(start, *asked)
+                self._first_programs[key] = future
             if isinstance(space, SeeksStart) and space.seeks_start:
-                space.begin_at(future.result)
+                space.begin_at((start or future).result)
             found.setdefault(work.id, []).append(future)
+        return found
+
+    def _compiled_from(self, start: Future[Schedule], *asked: Any) -> Future[Schedule]:
+        """Where a space begins, once that is known and compiled."""
+        found = Future[Schedule]()
+
+        def compiled(done: Future[Any]) -> None:
+            if (error := done.exception()) is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(done.result())
+
+        def begun(done: Future[Schedule]) -> None:
+            if done.exception() is not None:
+                compiled(done)
+                return
+            try:
+                job = self.service.beside(first_program_job, *asked, done.result(), timeout_s=FIRST_TIMEOUT_S)
+            except Exception as error:  # whoever waits would wait for ever
+                found.set_exception(error)
+            else:
+                job.add_done_callback(compiled)
+
+        start.add_done_callback(begun)
         return found
 
     def _resume(self, works: Sequence[RegionWork], journal: Journal) -> None:

@@ -4,7 +4,9 @@ fastest. Nothing is timed before what was chosen is verified.
 Where a kernel has programs of other kinds, the one with which their search would begin is chosen if it is expected to
 be faster than tinygrad's own schedule. Of the other kernels a beam over Opts that only the predictor judges, a second
 of a core each, chooses; what is expected to take a fiftieth of the time in all keeps tinygrad's own schedule. Regions
-are those of the best plan by what is expected of their first programs and of what was chosen of their kernels.
+are those of the best plan by what is expected of their first programs and of what was chosen of their kernels; where
+these begin and which have programs is looked for beside all else, and what is compiled of them is what the best plans
+have (`kcg.optimize.region_search.expect_regions`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from kcg.errors import DeviceError
 from kcg.measure.child import unsupported_job
 from kcg.measure.pools import ServiceClosed
 from kcg.optimize.exact_plan import prepare_to_plan
-from kcg.optimize.planning import planned
 from kcg.optimize.region_plans import (
     Key,
     Proposals,
@@ -60,11 +59,13 @@ class Proposing:
         *,
         usable: Callable[[Region], bool] | None = None,
         prepare: Callable[[Sequence[RegionWork]], object] = lambda works: None,
+        compiles: bool = True,
     ) -> None:
         """All that are `usable`, by default those with a program. `prepare` gets those of the best expected plan, again
-        and again while first programs are compiled: what judging them needs may be computed too."""
+        and again while first programs are compiled: what judging them needs may be computed too. Where it `compiles`
+        none it is only looked for where the programs of those begin that may be in a plan."""
         self._workload, self._device, self._log, self._usable = workload, device, log, usable
-        self._prepare = prepare
+        self._prepare, self._compiles = prepare, compiles
         self._looked: Future[tuple[Proposals, Proposals]] = Future()
         self._timed = threading.Event()
         self._wanted = threading.Event()  # by whoever searches them
@@ -137,11 +138,17 @@ class Proposing:
             return  # whoever wants them waits for this thread
         _, proposals = self._looked.result()
         regions = regions_of(proposals, expected_alone_s(self._kernels), self._device.service.target)
+        if not self._compiles:
+            for work in self._works(proposals, regions):
+                self._device.find_starts([work])
+                if self._wanted.is_set():
+                    return
+            return
         most, under_way = max(self._device.service.compile_workers // 2, 1), set[Future[Any]]()
         firsts: list[RegionWork] = []
-        best = list(self._works(regions[:FIRSTS]))
+        best = list(self._works(proposals, regions[:FIRSTS]))
         self._device.first_programs(best)
-        for work in chain(best, self._works(regions[FIRSTS:])):
+        for work in chain(best, self._works(proposals, regions[FIRSTS:])):
             if self._wanted.is_set():
                 return
             while len(under_way) >= most:
@@ -155,9 +162,9 @@ class Proposing:
                 firsts.append(work)
             self._prepare(firsts)  # which goes on from the references that were begun
 
-    def _works(self, regions: Sequence[Region]) -> Iterator[RegionWork]:
+    def _works(self, proposals: Proposals, regions: Sequence[Region]) -> Iterator[RegionWork]:
         for region in regions:
-            yield from self._device.spaces_of(calls_of(self._workload, [region]))
+            yield from self._device.spaces_of(calls_of(proposals, [region]))
 
 
 def expected_alone_s(kernels: Sequence[RegionWork]) -> dict[str, float]:
@@ -230,17 +237,16 @@ def works_of(proposals: Proposals, kernels: Sequence[RegionWork], *, device: Dev
     for region in regions:
         if device.journal is not None:
             device.journal.add_region(region, workload=f"{proposals.workload.name}/{proposals.workload.preset}")
-    works = device.plan(calls_of(proposals.workload, regions))
+    works = device.plan(calls_of(proposals, regions))
     for work in works:
         work.proposed = True
     return works
 
 
-def calls_of(workload: Workload, regions: Sequence[Region]) -> Workload:
+def calls_of(proposals: Proposals, regions: Sequence[Region]) -> Workload:
     """A workload that is the calls of some regions of another one."""
-    found = [planned(workload, [region], wanted=False).calls[-1] for region in regions]
-    calls = tuple(call for call, region in zip(found, regions, strict=True) if call.region == region)
-    return replace(workload, calls=calls)
+    calls = tuple(call for call in map(proposals.call_of, regions) if call is not None)
+    return replace(proposals.workload, calls=calls)
 
 
 def expected_savings_s(

@@ -17,7 +17,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -29,7 +29,7 @@ from kcg.kernel.kinds import KINDS, JoinsKernels, kind_named
 from kcg.kernel.repeats import Blocks, blocks_of_workload
 from kcg.optimize.exact_plan import Option, SequencePlan, best_plans
 from kcg.optimize.planning import claimed, planned
-from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload
+from kcg.types import ModelCheck, Region, RegionResult, Result, Schedule, Target, TriedPlan, Workload, WorkloadCall
 
 if TYPE_CHECKING:
     from kcg.kernel.regions import Candidate, Limits
@@ -49,6 +49,15 @@ class Proposals:
 
     workload: Workload
     sequences: tuple[tuple[Blocks, tuple[Candidate, ...]], ...]
+    _alone: dict[Region, WorkloadCall | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def call_of(self, region: Region) -> WorkloadCall | None:
+        """The calls of a region, were it the only one; None where it occurs nowhere. Of those of some of the candidates
+        it is looked for once."""
+        if region not in self._alone:
+            call = planned(self.workload, [region], wanted=False).calls[-1]
+            self._alone[region] = call if call.region == region else None
+        return self._alone[region]
 
     @cached_property
     def candidates(self) -> dict[Key, Candidate]:

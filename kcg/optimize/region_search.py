@@ -161,30 +161,56 @@ def propose_regions(
 
 
 def expect_regions(
-    found: Candidates, estimates: Estimates, predictor: Predictor | None, *, device: Device, log: RunLog
+    found: Candidates,
+    estimates: Estimates,
+    predictor: Predictor | None,
+    *,
+    device: Device,
+    log: RunLog,
+    proposing: Proposing | None = None,
+    memory_bytes: float = math.inf,
 ) -> Proposed | None:
     """The regions that may be in a plan, with what is expected of the first program of each and of their kernels as
-    they were chosen; None where there are none, which a warning says."""
+    they were chosen; None where there are none, which a warning says. Those that the best plans have are compiled."""
     if left_s(until := estimates.regions_until()) == 0.0:
         log.warn(f"{NONE}: the budget has time only to judge what was chosen of kernels")
         return None
-    everything, proposals = Proposing(estimates.captured.workload, device, log).found(until=until)
+    proposing = proposing or Proposing(estimates.captured.workload, device, log)
+    everything, proposals = proposing.found(until=until)
     if not is_any(everything, proposals, estimates, log):
         return None
     kernels = [work for work in found.works if not work.call.region.args]
     works = works_of(proposals, kernels, device=device)
-    asked = device.first_programs(works)
-    missing = unmade(works, device, until=until)
+    starts = device.starts(works)
+    missing = _not_made(works, starts, until=until)
     works = [work for work in works if work.call.region.id not in missing and _expect(work, kernels)]
     for work in works:
-        know(work, firsts_of(work, predictor, asked, until=until))
-    if not (chosen := [work for work in works if work.by_kind]):
-        log.warn(f"{NONE}: none is expected to be faster than what was chosen of its kernels")
-        return None
-    impossible = len(everything.regions) - len(proposals.regions)
-    both = with_regions(estimates, works)
-    candidates = replace(found, works=both.works)
-    return Proposed(without(proposals, missing), works, both, candidates, chosen, impossible)
+        know(work, firsts_of(work, predictor, starts, until=until))
+
+    def proposed() -> Proposed:
+        both, impossible = with_regions(estimates, works), len(everything.regions) - len(proposals.regions)
+        chosen = [work for work in works if work.by_kind]
+        left = without(proposals, missing)
+        return Proposed(left, works, both, replace(found, works=both.works), chosen, impossible)
+
+    while gone := _unmade_of_plans(made := proposed(), device, memory_bytes=memory_bytes, until=until):
+        missing |= gone
+        works = [work for work in works if work.call.region.id not in missing]
+    if made.timed:
+        return made
+    log.warn(f"{NONE}: none is expected to be faster than what was chosen of its kernels")
+    return None
+
+
+def _unmade_of_plans(proposed: Proposed, device: Device, *, memory_bytes: float, until: float | None) -> frozenset[str]:
+    """The regions that the best plans have and whose program did not compile, by id. Of all that may be in a plan the
+    others are not compiled: of 40 of Flux 768 the plans have 17, and to compile them all took 75 s of cores."""
+    if not proposed.timed:
+        return frozenset()
+    needed = needed_by_plans(proposed, memory_bytes=memory_bytes)({})
+    works = [work for work in proposed.timed if work.call.region.id in needed]
+    works.sort(key=lambda work: -len(work.call.region.kernels))  # which take longest, seconds each
+    return unmade(works, device, until=until)
 
 
 def _expect(work: RegionWork, kernels: Sequence[RegionWork]) -> bool:
@@ -271,6 +297,13 @@ def unmade(works: Sequence[RegionWork], device: Device, *, until: float | None) 
     """The regions of which the program with which their search begins did not compile, by id; what a store has of one
     was compiled."""
     asked = device.first_programs([work for work in works if work.stored is None])
+    return _not_made(works, asked, until=until)
+
+
+def _not_made(
+    works: Sequence[RegionWork], asked: Mapping[str, Sequence[Future[Schedule]]], *, until: float | None
+) -> frozenset[str]:
+    """The regions of which nothing came that was `asked` by the id of their works, by id."""
     done, _ = wait([first for firsts in asked.values() for first in firsts], timeout=left_s(until))
     by_id = {work.id: work.call.region.id for work in works}
     made = {by_id[name] for name, firsts in asked.items() for one in firsts if one in done and not has_failed(one)}

@@ -224,13 +224,16 @@ def optimize(
             improving = None if settings.resume else incumbent
             so_far = Estimates(settings, captured, Measured(works, time.monotonic()), device, budget, kept, runner)
             early = Ahead(device, so_far, log=log, judged=judged, incumbent=improving)
-            regions_too = so_far.wants_regions and settings.measurements != 0
-            proposing = Proposing(captured.workload, device, log, prepare=early.prepare_early) if regions_too else None
+            predicts = settings.measurements == 0
+            proposing: Proposing | None = None
+            if so_far.wants_regions and not (predicts and store is not None):
+                prepare, compiles = early.prepare_early, not predicts
+                proposing = Proposing(captured.workload, device, log, prepare=prepare, compiles=compiles)
             preparing = Preparing(guide, early, proposing, claimed)
             measured = baselines(settings, works, preparing, device=device, budget=budget, log=log)
             joins = proposing is not None and not device.is_cpu and store is None and settings.measurements is None
             estimates = Estimates(settings, captured, measured, device, budget, kept, runner, joins=joins)
-            if proposing is not None and estimates.regions_may_follow():
+            if proposing is not None and not predicts and estimates.regions_may_follow():
                 proposing.timed(works)
             if store is not None:
                 store.measure_unclear(works, device=device)
@@ -251,8 +254,16 @@ def optimize(
                 joining.end(estimates.waits_s())
                 if (joined := joining.proposed) is not None:
                     proposed = replace(joined, candidates=replace(candidates, works=joined.estimates.works))
-            elif estimates.wants_regions and settings.measurements == 0 and store is None:
-                proposed = expect_regions(candidates, estimates, guide.predictor, device=device, log=log)
+            elif proposing is not None and predicts:
+                proposed = expect_regions(
+                    candidates,
+                    estimates,
+                    guide.predictor,
+                    device=device,
+                    log=log,
+                    proposing=proposing,
+                    memory_bytes=memory_bytes,
+                )
                 if proposed is not None:
                     regions_begin(proposed)
             elif estimates.wants_regions:
@@ -464,13 +475,18 @@ class Preparing:
 def baselines(
     settings: Settings, works: list[RegionWork], preparing: Preparing, *, device: Device, budget: Budget, log: RunLog
 ) -> Measured:
-    """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted. What
+    """tinygrad's own schedules and what is written by hand, timed, unless a search by prediction alone is wanted: then
+    on a GPU it is only looked for where programs begin, and for regions of several kernels. What
     guides the search is read meanwhile, where some are neither stored nor claimed to have nothing better. On a GPU the
     programs with which searches begin are compiled, and regions of several kernels are looked for from then on."""
     guide, ahead, proposing = preparing.guide, preparing.ahead, preparing.proposing
     ordered = sorted(works, key=lambda work: -work.expected_s)
     missing = [work for work in ordered if work.stored is None and work.id not in preparing.claimed]
     if settings.measurements == 0:
+        if not device.is_cpu:
+            device.find_starts(ordered)
+            if proposing is not None:
+                proposing.begin(ordered)
         if missing:
             guide.read()
         return Measured(works, time.monotonic())

@@ -130,26 +130,31 @@ def test_regions_of_flux_are_chosen_by_what_is_expected_of_them(monkeypatch: pyt
     monkeypatch.setattr(proposing.Proposing, "found", lambda self, until=None: (everything, proposals))
     log: Any = SimpleNamespace(jobs=SimpleNamespace(doing=lambda *what: contextlib.nullcontext()), warn=pytest.fail)
     device: Any = SimpleNamespace(
-        first_programs=first_programs,
         plan=lambda workload: works_of(workload.calls),
         journal=None,
         service=SimpleNamespace(target=H200),
     )
     estimates: Any = SimpleNamespace(captured=SimpleNamespace(workload=flux), regions_until=lambda: None)
     monkeypatch.setattr(region_search, "with_regions", lambda _, found: SimpleNamespace(works=[*works, *found]))
-    bad = few[0][1].region
+    device.first_programs = device.starts = first_programs
+    whole = region_search.expect_regions(Candidates(works), estimates, Roofline(), device=device, log=log)
+    assert whole is not None
+    has, asked = region_search.needed_by_plans(whole)({}), list[str]()
+    bad = next(candidate.region for _, candidate in few if candidate.region.id in has)
 
-    def all_but_one(asked: Sequence[RegionWork]) -> dict[str, list[Future[Schedule]]]:
-        return first_programs(asked) | fails([work for work in asked if work.call.region == bad])
+    def all_but_one(wanted: Sequence[RegionWork]) -> dict[str, list[Future[Schedule]]]:
+        asked.extend(work.call.region.id for work in wanted)
+        return first_programs(wanted) | fails([work for work in wanted if work.call.region == bad])
 
     device.first_programs = all_but_one
     found = region_search.expect_regions(Candidates(works), estimates, Roofline(), device=device, log=log)
     assert found is not None and found.timed
+    needed = region_search.needed_by_plans(found)({})
+    assert needed and needed | {bad.id} <= set(asked) <= needed | has, "of others no program is compiled"
     assert bad not in {work.call.region for work in found.works}, "its program does not compile"
     assert all(candidate.region != bad for candidate in found.proposals.candidates.values())
     assert all("is expected to be faster" in judging._claim(work) and work.is_expected for work in found.timed)
     for work in found.timed:
         assert work.proposed and work.best_s < min(one.time_s for one in work.known.values()) <= work.baseline_s
-    needed = region_search.needed_by_plans(found)({})
-    assert needed and needed <= {work.call.region.id for work in found.timed}
+    assert needed <= {work.call.region.id for work in found.timed}
     assert sum(work.saving_s for work in found.timed if work.call.region.id in needed) < (total_s(works) or 0.0)

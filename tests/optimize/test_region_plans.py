@@ -908,6 +908,30 @@ def test_first_programs_are_compiled_while_kernels_are_searched_and_no_more_once
     assert prepared == [order[:1], *[order[:2]] * 3], "what judging the best expected plan needs, again and again"
 
 
+def test_where_nothing_is_compiled_it_is_looked_for_where_programs_begin(
+    proposals: Proposals, alone_s: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a run that measures nothing, which has programs compiled of the best expected plans alone."""
+    monkeypatch.setattr(proposing, "propose", lambda workload: proposals)
+    monkeypatch.setattr(proposing, "expected_alone_s", lambda kernels: alone_s)
+    sought = list[str]()
+    device: Any = SimpleNamespace(
+        service=SimpleNamespace(target=H200),
+        close_too=lambda close: None,
+        find_starts=lambda works: sought.extend(work.call.region.id for work in works),
+        spaces_of=lambda workload: [SimpleNamespace(call=call) for call in workload.calls],
+    )
+    log: Any = SimpleNamespace(jobs=SimpleNamespace(doing=lambda *what: contextlib.nullcontext()))
+    kernels: Any = [object()]
+    found = proposing.Proposing(proposals.workload, device, log, usable=lambda region: True, compiles=False)
+    order = [region.id for region in proposing.regions_of(proposals, alone_s, H200)]
+    found.begin(kernels)
+    wait_until(lambda: len(sought) == len(order))
+    assert sought == order and found.found() == (proposals, proposals)
+    first = next(iter(proposals.regions))
+    assert among(proposals, {first}.__contains__).call_of(first) is proposals.call_of(first), "planned once"
+
+
 def begun_beside(
     proposals: Proposals, monkeypatch: pytest.MonkeyPatch, beside: Callable[..., Future[str]]
 ) -> tuple[proposing.Proposing, list[Callable[[], None]]]:
