@@ -86,16 +86,27 @@ class Packed:
     def unpacked(self, width: int) -> Unpacked:
         """As threads go through it that take so many neighbouring bytes at once."""
         if width not in self._unpacked:
-            body, ranges, chosen = self.body, self.ranges, self.chosen
-            if self.bytes is not None and width == extent(self.bytes):
-                chosen = (*chosen, self.bytes)
-            elif self.bytes is not None and width > 1:
-                place = ranges.index(self.bytes)
-                body, ranges = _split(body, ranges, self.bytes, width)
-                chosen = (*chosen, ranges[place + 1])
+            body, ranges, inner = self._with_bytes(width)
+            chosen = (*self.chosen, *inner)
             rest = tuple(axis for axis in ranges if axis not in chosen)
             self._unpacked[width] = Unpacked(body, chosen, rest, self.slots, width)
         return self._unpacked[width]
+
+    def by_bytes(self, width: int) -> tuple[Unpacked, UOp | None]:
+        """The same, of which these bytes are no terms that are written out but a range, the last one; none where it is
+        one byte."""
+        body, ranges, inner = self._with_bytes(width)
+        rest = tuple(axis for axis in ranges if axis not in (*self.chosen, *inner))
+        return Unpacked(body, self.chosen, (*rest, *inner), self.slots, width), (*inner, None)[0]
+
+    def _with_bytes(self, width: int) -> tuple[UOp, tuple[UOp, ...], tuple[UOp, ...]]:
+        """A term, its ranges, and the one of them that numbers so many neighbouring bytes, if these are several."""
+        if self.bytes is None or (width == 1 and extent(self.bytes) > 1):
+            return self.body, self.ranges, ()
+        if width == extent(self.bytes):
+            return self.body, self.ranges, (self.bytes,)
+        body, ranges = _split(self.body, self.ranges, self.bytes, width)
+        return body, ranges, (ranges[self.ranges.index(self.bytes) + 1],)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +236,36 @@ class Unpacked:
     def linear(self, node: UOp) -> Linear | None:
         """An integer as fields of words; None where it is more than that."""
         return linear_of(node, self.bits, self._known)
+
+    def number(self, node: UOp) -> Linear | None:
+        """A float that is an integer, as fields of words; None of any other."""
+        linear = None
+        if node.op is Ops.CAST and dtypes.is_float(node.dtype) and not dtypes.is_float(node.src[0].dtype):
+            linear = self.linear(node.src[0])
+        elif node.op is Ops.WHERE:
+            linear = self._chosen(node)
+        return linear if linear is not None and linear.terms else None
+
+    def _chosen(self, node: UOp) -> Linear | None:
+        """One of two whole numbers by a bit, as a number times that bit."""
+        condition, one, other = node.src
+        if condition.op is not Ops.CMPNE or any(n.op is not Ops.CONST or is_invalid(n) for n in (one, other)):
+            return None
+        bit, zero = condition.src
+        found = self.linear(bit) if zero.op is Ops.CONST and zero.arg == 0 else None
+        whole = all(float(n.arg).is_integer() for n in (one, other))
+        if found is None or found.constant or len(found.terms) != 1 or found.bounds != (0, 1) or not whole:
+            return None
+        return found * (int(one.arg) - int(other.arg)) + Linear(int(other.arg))
+
+    @cached_property
+    def numbers(self) -> dict[tuple[UOp, ...], int]:
+        """The numbers of terms by their factors that are made of no word, where no two terms have the same."""
+        found: dict[tuple[UOp, ...], list[int]] = {}
+        for number, (_, factors, _) in enumerate(self._whole):
+            others = tuple(sorted((f for f in factors if not self._is_of_rows(f)), key=_order))
+            found.setdefault(others, []).append(number)
+        return {others: numbers[0] for others, numbers in found.items() if len(numbers) == 1 and others}
 
     @cached_property
     def _known(self) -> dict[UOp, Bits | None]:

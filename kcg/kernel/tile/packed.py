@@ -10,14 +10,14 @@ them in a loop; what its threads come to is added at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
-from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.ast import affine, extent
-from kcg.kernel.reading.accesses import Access
+from kcg.compat.tiny import UOp, dtypes
+from kcg.kernel.ast import extent
+from kcg.kernel.reading.accesses import Access, loads_of
 from kcg.kernel.reading.bits import Field, Linear
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.packed import (
@@ -32,15 +32,15 @@ from kcg.kernel.reading.packed import (
     without_constant,
 )
 from kcg.kernel.reading.unsupported import UnsupportedTile
+from kcg.kernel.tile.bit_tables import ENTRY_BYTES, BitTables, ByFours, bytes_of_tables, make_bit_tables
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
-from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PACKED, TileParameters
-from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times
+from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times, fits
 from kcg.kernel.tile.reduction import Part
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.tables import HALF_BYTES, LANES, NO_TABLES, Copy, Tables, copy_tables
@@ -48,15 +48,17 @@ from kcg.kernel.tile.tiles import (
     Axis,
     Tiled,
     bind_axis,
+    bind_scalar,
     bind_tile,
     count_of,
     is_power_of_two,
     open_frame,
     power_of_two,
     split_number,
+    start_of,
     tiled_of,
 )
-from kcg.kernel.tile.unpack import ONE, WideWords, most_together, together
+from kcg.kernel.tile.unpack import ONE, most_together, together
 from kcg.kernel.tile.vectors import alike, write_launch
 from kcg.kernel.tile.views import PackedView
 from kcg.types import Target
@@ -71,6 +73,11 @@ HALF_BITS, HALF, SIGNS_OF_HALVES = 16, 0xFFFF, 0x80008000  # of a word of two fl
 ENTRIES = (8, 4, 2, 1)  # of a table in shared memory, that are loaded at once
 LAYOUT, SUM_LAYOUT = "threads", "elements"
 OPERATIONS = 5  # of a number that is unpacked and multiplied
+OPERATIONS_BY_FOURS = 1.5  # of one that is of a sum by four bits
+MAKING = 2.5  # operations of an entry of such a sum's table
+LEAST_ROWS, MOST_ROWS_BY_FOURS = 64, 1024  # of a program, for which tables of sums pay, and at most
+ROWS_AT_ONCE = 4  # of each warp of such a program
+FOURS_WARPS, FIRST_TILES = 8, 2  # where a search of these begins: warps, and tiles of a multiprocessor at least
 MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
 SHARING_WARPS = 4  # of a program with tables, where a search begins, and times as many rows as others have at most
@@ -116,10 +123,24 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             PACKED, axes, (rows, *vectors), reduce_tile=device_of(target).warp, num_warps=1, num_stages=1,
             unpacked=view.widths[0],
         )  # fmt: skip
+        if may_be_by_fours(view, first) and (by_fours := self._start_by_fours(view, target, first)) is not None:
+            return by_fours
         if not view.has_lookups or rows * SHARING_WARPS > power_of_two(count_of(view.kernel, axes[0])):
             return first
         sharing = first.changed(tile=(rows * SHARING_WARPS, *vectors), num_warps=SHARING_WARPS)
         return sharing if self.planned(view, target, sharing).tables else first
+
+    def _start_by_fours(self, view: PackedView, target: Target, first: TileParameters) -> TileParameters | None:
+        """A program whose sums by four bits come from tables, where there are rows enough for all multiprocessors."""
+        rows, tile = math.prod(view.kernel.extents), MOST_ROWS_BY_FOURS
+        while tile >= LEAST_ROWS:
+            for split in SPLITS if view.may_split else (1,):
+                found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split)
+                plan = self.planned(view, target, found)
+                if rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
+                    return found if plan.by_fours else None
+            tile //= 2
+        return None
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
@@ -134,6 +155,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
     def tiles(self, view: PackedView, p: TileParameters) -> Iterable[tuple[int, ...]]:
         vectors = tuple(power_of_two(count_of(view.kernel, numbers)) for numbers in p.axes[1:])
         most = MOST_ROWS * (SHARING_WARPS if view.has_lookups else 1)
+        most = MOST_ROWS_BY_FOURS if may_be_by_fours(view, p) else most
         return [(rows, *vectors) for rows in powers(1, most, count_of(view.kernel, p.axes[0]))]
 
     def steps(self, view: PackedView) -> tuple[int, ...]:
@@ -167,7 +189,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         words = (*("rows", "vectors")[: len(plan.tile)], "places")
 
         def opened(tiled: Tiled, lines: Lines | None) -> Frame:
-            frame = open_frame(tiled.kernel, writer, (*plan.tile, plan.step), lines, words)
+            frame = open_frame(tiled.kernel, writer, (*plan.block, plan.step), lines, words)
             if not writer.interpreted:
                 frame.layout = LAYOUT
                 layout = _layout(plan, frozenset(range(len(plan.tile))))
@@ -184,6 +206,11 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             f"{SUM_LAYOUT} = gl.constexpr(gl.BlockedLayout([1], [{warp}], [{SUM_WARPS}], [0]))\n"
         )
         return write_sums(plan.view.kernel, plan.split, writer, SUM_LAYOUT)
+
+
+def may_be_by_fours(view: PackedView, p: TileParameters) -> bool:
+    """Whether sums by four bits may come from tables: those of one vector."""
+    return len(p.axes) == 1 and bool(view.bit_sums(p.unpacked))
 
 
 def reads_words(kernel: TileKernel, slots: frozenset[int]) -> bool:
@@ -231,17 +258,54 @@ class PackedPlan(TilePlan):
     def along(self) -> int:
         """Warps that have rows of their own. All go through a row together, but where they share tables: there each
         has as many rows as one alone has best, and no sum is of several."""
-        return min(self.num_warps, self.tile[0]) if self.tables else 1
+        return min(self.num_warps, self.tile[0]) if self.tables or self.by_fours else 1
+
+    @cached_property
+    def by_fours(self) -> bool:
+        """Whether sums by four bits come from tables, which the program makes before it goes through its rows."""
+        is_one = self.ptx and len(self.tile) == 1 and self.tile[0] >= LEAST_ROWS
+        return is_one and 0 < self.bit_bytes <= MOST_SHARED
+
+    @property
+    def bit_bytes(self) -> int:
+        """Shared memory of such tables; 0 where there are none."""
+        found = self.view.bit_sums(self.unpacked)
+        texts = alike(self.tiled) if len(self.tiled) > 1 and found else [self.tiled]
+        return sum(
+            bytes_of_tables(found[one.reduce], self.places_of(one.unpacked(self.unpacked)))
+            for first, *_ in texts
+            for one in packed_sums(first.kernel)
+            if one.reduce in found
+        )
+
+    def steps_of(self, unpacked: Unpacked) -> int:
+        """Steps of a program of what is gone through."""
+        return -(-math.prod(map(extent, unpacked.ranges)) // (self.step * self.split))
+
+    def places_of(self, unpacked: Unpacked) -> int:
+        """Places of a program, as blocks have them."""
+        return power_of_two(self.steps_of(unpacked)) * self.step
+
+    @property
+    def turns(self) -> int:
+        """In which a program goes through its rows."""
+        return max(1, self.tile[0] // (self.along * ROWS_AT_ONCE)) if self.by_fours else 1
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """Rows of a turn, and vectors."""
+        rows, *vectors = self.tile
+        return rows // self.turns, *vectors
 
     @property
     def held(self) -> int:
         """Sums of a thread."""
-        return self.area // self.along * max(1, self.step // (self.threads // self.along))
+        return math.prod(self.block) // self.along * max(1, self.step // (self.threads // self.along))
 
     def needs(self, device: Device) -> Iterator[Need]:
         steps = self.loop.steps
         if self.split > 1:
-            yield Need("steps of each part", self.split, steps // 2)
+            yield Need("steps of each part", self.split, steps if self.by_fours else steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
         yield Need("threads with a part of a row each", self.threads // self.along, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
@@ -253,9 +317,9 @@ class PackedPlan(TilePlan):
     def words(self) -> int:
         """Registers of a thread for what it takes of rows and vectors at once, about: words come with others that stand
         around them."""
-        rows, *vectors = self.tile
+        rows, *vectors = self.block
         of_row = 2 * (self.taken[0].width // WORD_BYTES + 1)
-        written = max(one.written for one in self.taken)
+        written = 0 if self.by_fours else max(one.written for one in self.taken)
         parts = max(1, self.step // (self.threads // self.along))
         return parts * (rows // self.along * of_row + written * math.prod(vectors))
 
@@ -282,6 +346,8 @@ class PackedPlan(TilePlan):
 
     @property
     def shared(self) -> tuple[Shared, ...]:
+        if self.by_fours:
+            return (Shared("sums by four bits", self.bit_bytes),)
         return tuple(Shared("table", one.nbytes) for each in self._copies(self.tables) for one in each)
 
     def width(self, access: Access) -> int:
@@ -317,19 +383,22 @@ class PackedPlan(TilePlan):
         )
         waves = waves_of(self.programs / (target.cores * resident))
         at_once = min(resident, max(1.0, self.programs / target.cores))
-        flying = at_once * self.threads * (self.tile[0] // self.along) * max(1, written // 2)
+        flying = at_once * self.threads * (self.block[0] // self.along) * max(1, written // 2)
         stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
-        chain_s = waves * (figures.opening_s / 2 + self.loop.steps / self.split * figures.flight_s / at_once)
+        loops = self.turns * self.loop.steps / self.split
+        chain_s = waves * (figures.opening_s / 2 + loops * figures.flight_s / at_once)
         copied = max(self._copies(self.tables), key=lambda each: sum(one.padded for one in each))
         chain_s += waves * figures.flight_s * sum(one.turns for one in copied)
-        operations = OPERATIONS * terms + COPYING * self.programs * sum(one.padded for one in copied)
+        operations: float = OPERATIONS * terms + COPYING * self.programs * sum(one.padded for one in copied)
+        if self.by_fours:
+            operations = OPERATIONS_BY_FOURS * terms + MAKING * self.programs * self.bit_bytes / ENTRY_BYTES
         return Times((stream_s, operations / (figures.plain_ops * busy)), after_s=chain_s)
 
 
 def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
     """Where blocks along some axes lie: a thread has all rows of its warp and all vectors of some places; of what it
     loads at once also so many neighbours."""
-    rows, *vectors = plan.tile
+    rows, *vectors = plan.block
     sizes = [size if axis in axes else 1 for axis, size in enumerate((rows // plan.along, *vectors))]
     ones, more = [1] * len(vectors), [neighbours] if neighbours else []
     warp = [plan.threads // plan.num_warps, *([1] if neighbours else [])]
@@ -344,18 +413,64 @@ def _layout(plan: PackedPlan, axes: frozenset[int], neighbours: int = 0) -> str:
 def _write_tile(plan: PackedPlan, tiled: Tiled, root: Frame, number: str) -> None:
     """Writes what the program with a number does, of the tiles of one kernel."""
     part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
-    bind_tile(root, tiled, digits)
     own = Part(part, plan.split)
+    if plan.by_fours:
+        _write_turns(plan, tiled, root, own, digits)
+        return
+    bind_tile(root, tiled, digits)
     tables = copy_tables(plan.tables, tiled.kernel, root, plan.threads)
     root.reduce = lambda node, frame: _write_sum(plan, node, frame.home(node), own, tables)
+    _store(plan, tiled.kernel, root, own)
+
+
+def _store(plan: PackedPlan, kernel: TileKernel, frame: Frame, part: Part) -> None:
+    """Stores what is made of the sums, or these where a second launch adds them."""
     if plan.split > 1:
-        store_partials(root, tiled.kernel, own)
+        store_partials(frame, kernel, part)
     else:
-        for stored in tiled.kernel.stored:
-            store_tile(root, stored)
+        for stored in kernel.stored:
+            store_tile(frame, stored)
 
 
-def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Tables) -> None:
+def _write_turns(plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, digits: list[str]) -> None:
+    """Writes tables of sums, and then the turns in which a program goes through its rows."""
+    *rest, digit = digits
+    for of_rest, place in zip(tiled.rest, rest, strict=True):
+        bind_scalar(root, of_rest, place)
+    tables = _bit_tables(plan, tiled.kernel, root, part)
+    (axis,), (rows,) = tiled.axes, plan.block
+    start = start_of(root, digit, axis)
+    body = Lines(root.writer, root.lines)
+    frame, turn = root.inner(body), root.writer.fresh("turn")
+    bind_axis(frame, replace(axis, size=rows), 0, turn)
+    frame.reduce = lambda node, inner: _write_sum(plan, node, inner.home(node), part, tables[node])
+    _store(plan, tiled.kernel, frame, part)
+    end = str(axis.size) if start == "0" else root.lines.name(f"{start} + {axis.size}", "end")
+    if axis.total % axis.size:
+        end = root.lines.name(f"tl.minimum({end}, {axis.total})", "end")
+    root.lines.extend(f"for {turn} in range({start}, {end}, {rows}):", body, f"{rows} rows at a time")
+
+
+def _bit_tables(plan: PackedPlan, kernel: TileKernel, root: Frame, part: Part) -> dict[UOp, BitTables]:
+    """Writes the tables of a kernel's sums, of the part that a program has."""
+    found = {}
+    for one in packed_sums(kernel):
+        taken = one.unpacked(plan.unpacked)
+        first = _first_place(plan, taken, root, part)
+        places = plan.places_of(taken)
+        sums = plan.view.bit_sums(plan.unpacked)[one.reduce]
+        ragged = places * part.count > math.prod(map(extent, taken.ranges))
+        found[one.reduce] = make_bit_tables(sums, taken.ranges, first, places, root, plan.num_warps, ragged=ragged)
+    return found
+
+
+def _first_place(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part) -> str:
+    """Where a program's part of a row begins."""
+    steps = plan.steps_of(unpacked)
+    return frame.lines.name(f"{part.number} * {steps * plan.step}", "start") if part.count > 1 else "0"
+
+
+def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Tables | BitTables) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none. So it is where a table's entries are no
     float16, with the table as it is."""
@@ -363,18 +478,19 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Ta
     taken, root = packed.unpacked(plan.unpacked), frame.outermost()
     is_there = _look_up(packed, root)
     made = _summed(plan, taken, frame, part, taken.groups, tables)
+    inexact = () if isinstance(tables, BitTables) else tables.inexact
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
     axes, total = made.axes - {number}, frame.writer.fresh("total")
     frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
-    if taken.is_apart or tables.inexact:
+    if taken.is_apart or inexact:
         again = ""
         if taken.is_apart:
             again = f"tl.where({total} - {total} == 0, 0, 1)"
             for _ in range(frame.rank):
                 again = f"tl.max({again}, 0)"
-        for inexact in tables.inexact:
-            found = f"tl.max({inexact}, 0)"
+        for wrong in inexact:
+            found = f"tl.max({wrong}, 0)"
             again = f"tl.maximum({again}, {found})" if again else found
         about = "not finite: without taking sums apart" if taken.is_apart else "as the tables are"
         body = Lines(frame.writer, frame.lines)
@@ -401,30 +517,54 @@ def _look_up(packed: Packed, root: Frame) -> str:
 
 
 def _summed(
-    plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part, groups: tuple[Group, ...], tables: Tables
+    plan: PackedPlan,
+    unpacked: Unpacked,
+    frame: Frame,
+    part: Part,
+    groups: tuple[Group, ...],
+    tables: Tables | BitTables,
 ) -> Block:
     """What threads make of a row: in a loop over parts of it, if there is more than one step."""
     axis, number = Axis(unpacked.ranges, plan.step), len(plan.tile)
-    if axis.tiles == 1 and part.count == 1:
+    steps = plan.steps_of(unpacked)
+
+    def made(inside: Frame) -> Block:
+        if not isinstance(tables, BitTables):
+            return _existing(_Sum(plan, unpacked, inside, tables).write(groups), inside, number)
+        places = _among(tables, inside, number, steps)
+        return _existing(_Sum(plan, unpacked, inside, NO_TABLES).write_by_fours(tables, places), inside, number)
+
+    if (axis.tiles == 1 and part.count == 1) or (steps == 1 and isinstance(tables, BitTables)):
         inside = frame.inner(frame.lines)
-        bind_axis(inside, axis, number, "0")
-        return _existing(_Sum(plan, unpacked, inside, tables).write(groups), inside, number)
+        first = _first_place(plan, unpacked, frame, part)
+        bind_axis(inside, axis, number, first, ragged=steps * part.count > axis.tiles)
+        return made(inside)
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
     counter, acc = frame.writer.fresh("k"), frame.writer.fresh("acc")
     bind_axis(inside, axis, number, counter)
-    made = _existing(_Sum(plan, unpacked, inside, tables).write(groups), inside, number)
+    total = made(inside)
     layout = f", {frame.layout}" if frame.layout else ""
-    frame.lines.add(f"{acc} = tl.zeros({frame.shape(made.axes)}, tl.float32{layout})")
-    body.add(f"{acc} = {acc} + {made.text}")
-    steps = -(-axis.tiles // part.count)
+    frame.lines.add(f"{acc} = tl.zeros({frame.shape(total.axes)}, tl.float32{layout})")
+    body.add(f"{acc} = {acc} + {total.text}")
     begin, end = "0", str(axis.total)
     if part.count > 1:
-        begin = frame.lines.name(f"{part.number} * {steps * plan.step}", "start")
+        begin = _first_place(plan, unpacked, frame, part)
         end = frame.lines.name(f"tl.minimum({begin} + {steps * plan.step}, {axis.total})", "end")
     about = f"{unpacked.written} terms of each of {plan.step} parts of a row at a time"
     frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
-    return Block(acc, "float32", made.axes)
+    return Block(acc, "float32", total.axes)
+
+
+def _among(tables: BitTables, frame: Frame, number: int, steps: int) -> Block:
+    """The numbers of a step's places among those of tables."""
+    axes = frozenset({number})
+    if steps > 1:
+        places = frame.flattened[number].block
+        return places if tables.first == "0" else frame.new(f"{places.text} - {tables.first}", "int32", axes)
+    root = frame.outermost()
+    vector = root.lines.name(root.elements(root.sizes[number], number), root.word(number))
+    return Block(root.lines.name(root.along(vector, number), root.word(number)), "int32", axes)
 
 
 def _existing(made: Block, frame: Frame, number: int) -> Block:
@@ -444,13 +584,12 @@ class _Pair:
     other: UOp | None
 
 
-class _Sum(WideWords):
+class _Sum(ByFours):
     """What a thread makes of the words of one step, written into a frame."""
 
     def __init__(self, plan: PackedPlan, unpacked: Unpacked, frame: Frame, tables: Tables) -> None:
         super().__init__(unpacked, frame, {one.access.buffer.slot: one.eviction for one in plan.loads if one.eviction})
         self.plan, self.tables = plan, tables
-        self.known: dict[UOp, Block] = {}
         self.pairs: dict[UOp, _Pair] = {}  # entries of tables that are copied
         self.signs: dict[UOp, Field] = {}  # of such entries, by what their signs are turned round
 
@@ -469,13 +608,33 @@ class _Sum(WideWords):
         assert total is not None
         return total
 
+    def write_by_fours(self, tables: BitTables, places: Block) -> Block:
+        """The same by tables, where the step has places with these numbers among those of the tables."""
+        rest = [node for sums in tables.sums.groups for term in sums.rest for node in (*term.inner, *term.others)]
+        self._load_words()
+        self._load_others(
+            {load.node for load in loads_of(*rest, *(s for sums in tables.sums.groups for s in sums.scales))}
+        )
+        first, total = self._first_entries(tables, places), None
+        for sums in tables.sums.groups:
+            parts = [self._four(tables, first, four, number) for four, number in sums.fours]
+            parts += [self._of_terms(sums.rest)] if sums.rest else []
+            inner = reduce(self._plus, parts)
+            for scale in sums.scales:
+                inner = self._times(inner, self._float(scale))
+            total = inner if total is None else self._plus(total, inner)
+        assert total is not None
+        return total
+
     # ---- loads
 
-    def _load_others(self) -> None:
-        """All that is read in each step and is no word; neighbours together. What is the same for all steps is read by
-        whoever asks for it, before the loop."""
+    def _load_others(self, asked: Container[UOp] | None = None) -> None:
+        """All that is read in each step and is no word, or what is asked for of it; neighbours together. What is the
+        same for all steps is read by whoever asks for it, before the loop."""
         groups: dict[tuple[int, UOp], list[tuple[int, UOp, Access]]] = {}
         for node, load in self.unpacked.loads.items():
+            if asked is not None and node not in asked:
+                continue
             if self.frame.home(node) is not self.frame:
                 self.frame.writer.accesses.setdefault(node, load)
                 continue
@@ -493,18 +652,7 @@ class _Sum(WideWords):
             if slot in self.tables.places and len(members) > 1 and is_lookup(load):
                 self._look_up(slot, rest, {constant: node for constant, node, _ in members})
                 continue
-            pointer, axes = self._at(slot, rest)
-            itemsize = int(load.buffer.dtype.itemsize)
-            most = math.gcd(
-                min(4, VECTOR_BYTES // itemsize), int(rest.const_factor()) if rest.op is not Ops.CONST else 4
-            )
-            mask = self.frame.mask_of(axes, rest.ranges)
-            nodes = {constant: node for constant, node, _ in members}
-            for constant, text in self._neighbours(pointer, axes, mask, set(nodes), most, slot, "block"):
-                type_ = TYPES[load.buffer.dtype]
-                block = self.frame.cast(Block(text, type_, axes), compute_type(nodes[constant]))
-                self.known[nodes[constant]] = block
-                self.frame.bound[nodes[constant]] = self.frame.values[nodes[constant]] = block
+            self._load_together(load.buffer, rest, {constant: node for constant, node, _ in members})
 
     def _look_up(self, slot: int, rest: UOp, nodes: dict[int, UOp]) -> None:
         """Takes neighbouring entries of a table that was copied, two to a word; each becomes a number where it is
@@ -588,16 +736,6 @@ class _Sum(WideWords):
                 return self.frame.new(f"{word.text} >> {field.shift}", word.type, word.axes) if field.shift else word
         self._bind(address)
         return self.frame.value(address)
-
-    def _at(self, slot: int, address: UOp) -> tuple[str, frozenset[int]]:
-        """The pointers of an address."""
-        steps = affine(address)
-        if steps is not None:
-            return self._moved(self.frame.buffer(slot), {a: s for a, s in steps.items() if a is not None}, slot)
-        self._bind(address)
-        place = self.frame.value(address)
-        pointer = self.frame.new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
-        return pointer.text, place.axes
 
     def _wide_layout(self, axes: frozenset[int], count: int) -> str:
         return _layout(self.plan, axes, count)

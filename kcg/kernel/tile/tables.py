@@ -75,7 +75,7 @@ def _copy_table(slot: int, entries: int, root: Frame, threads: int) -> tuple[str
     table = buffer
     if writer.ptx:
         writer.helpers[f"_table_of_{copy.nbytes}"] = _TABLE.format(nbytes=copy.nbytes)
-        writer.helpers |= {"_put": _PUT, "_copied": _COPIED}
+        writer.helpers |= {"_put": _PUT, "_copied": COPIED_HELPER}
         table = lines.name(f"_table_of_{copy.nbytes}({slot})", "table")
     inexact, at = writer.fresh("inexact"), lines.name(f"tl.arange(0, {copy.at_once}{layout})", "entries")
     lines.add(f"{inexact} = tl.zeros([{copy.at_once}], tl.int32{layout})")
@@ -107,7 +107,7 @@ def _put(places, halves):
 """
 """Stores four neighbours at the address of the first."""
 
-_COPIED = """
+COPIED_HELPER = """
 @triton.jit
 def _copied(table):
     asm: tl.constexpr = "bar.sync 0; mov.u32 $0, $1;"

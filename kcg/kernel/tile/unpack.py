@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.ast import is_invalid
+from kcg.compat.tiny import Ops, UOp
+from kcg.kernel.ast import affine
 from kcg.kernel.reading.accesses import BufferSlot
 from kcg.kernel.reading.bits import Field, Linear, Steps, Word
 from kcg.kernel.reading.packed import WORD_BYTES, Unpacked, raw_words
@@ -38,6 +38,7 @@ class Words:
         self.policies = policies or {}
         self.words: dict[Word, Block] = {}
         self.wide: dict[Word, str] = {}
+        self.known: dict[UOp, Block] = {}  # factors as float32
 
     # ---- loads
 
@@ -161,30 +162,14 @@ class Words:
 
     def _linear(self, node: UOp) -> Linear | None:
         """A factor as fields times powers of two; None of any other."""
-        linear = None
-        if node.op is Ops.CAST and dtypes.is_float(node.dtype) and not dtypes.is_float(node.src[0].dtype):
-            linear = self.unpacked.linear(node.src[0])
-        elif node.op is Ops.WHERE:
-            linear = self._chosen(node)
-        if linear is None or not linear.terms:
+        linear = self.unpacked.number(node)
+        if linear is None:
             return None
         return (
             linear
             if all(is_power_of_two(abs(times)) and one.width <= EXACT_BITS for one, times in linear.terms)
             else None
         )
-
-    def _chosen(self, node: UOp) -> Linear | None:
-        """One of two whole numbers by a bit, as a number times that bit."""
-        condition, one, other = node.src
-        if condition.op is not Ops.CMPNE or any(n.op is not Ops.CONST or is_invalid(n) for n in (one, other)):
-            return None
-        bit, zero = condition.src
-        found = self.unpacked.linear(bit) if zero.op is Ops.CONST and zero.arg == 0 else None
-        whole = all(float(n.arg).is_integer() for n in (one, other))
-        if found is None or found.constant or len(found.terms) != 1 or found.bounds != (0, 1) or not whole:
-            return None
-        return found * (int(one.arg) - int(other.arg)) + Linear(int(other.arg))
 
     def _exactly(self, linear: Linear) -> Block:
         """A sum of fields as a float: they are put into the fraction of 2^23, and that taken away. Both are exact."""
@@ -226,7 +211,7 @@ class Words:
         mask = field.most << place
         if not self.frame.writer.ptx:
             return self.frame.lines.name(f"{bits} | ({text} & {mask})", "bits")
-        self.frame.writer.helpers[f"_with_{mask}"] = _WITH.format(mask=mask)
+        self.frame.writer.helpers[f"_with_{mask}"] = WITH.format(mask=mask)
         return self.frame.lines.name(f"_with_{mask}({bits}, {text})", "bits")
 
     def _in_place(self, field: Field, *, flipped: bool) -> tuple[str, int, frozenset[int]]:
@@ -330,6 +315,27 @@ class WideWords(Words):
             texts = self._vector(at, axes, mask, count, self._policy(slot), name)
             yield from zip(range(first, first + count), texts, strict=True)
 
+    def _load_together(self, buffer: BufferSlot, rest: UOp, nodes: dict[int, UOp]) -> None:
+        """Loads what is at some constants from an address, neighbours together."""
+        pointer, axes = self._at(buffer.slot, rest)
+        itemsize = int(buffer.dtype.itemsize)
+        most = math.gcd(min(4, VECTOR_BYTES // itemsize), int(rest.const_factor()) if rest.op is not Ops.CONST else 4)
+        mask = self.frame.mask_of(axes, rest.ranges)
+        for constant, text in self._neighbours(pointer, axes, mask, set(nodes), most, buffer.slot, "block"):
+            block = self.frame.cast(Block(text, TYPES[buffer.dtype], axes), compute_type(nodes[constant]))
+            self.known[nodes[constant]] = block
+            self.frame.bound[nodes[constant]] = self.frame.values[nodes[constant]] = block
+
+    def _at(self, slot: int, address: UOp) -> tuple[str, frozenset[int]]:
+        """The pointers of an address."""
+        steps = affine(address)
+        if steps is not None:
+            return self._moved(self.frame.buffer(slot), {a: s for a, s in steps.items() if a is not None}, slot)
+        self._bind(address)
+        place = self.frame.value(address)
+        pointer = self.frame.new(f"{self.frame.buffer(slot)} + {place.text}", "pointer", place.axes, f"p{slot}_at")
+        return pointer.text, place.axes
+
     def _vector(self, at: str, axes: frozenset[int], mask: list[str], count: int, policy: str, hint: str) -> list[str]:
         """Some neighbours in one load, each as a block."""
         frame, rows = self.frame, ":, " * self.frame.rank + "None"
@@ -372,7 +378,7 @@ def _bits_{mask}(word):
 """
 """Some bits of a word beside those of 2^23, in one instruction: the compiler takes two."""
 
-_WITH = """
+WITH = """
 @triton.jit
 def _with_{mask}(bits, word):
     asm: tl.constexpr = "lop3.b32 $0, $2, {mask}, $1, 0xEA;"

@@ -15,6 +15,7 @@ from typing import Self
 from kcg.compat.tiny import UOp
 from kcg.kernel.ast import extent, is_symbolic
 from kcg.kernel.reading.attention import padded
+from kcg.kernel.reading.bit_sums import BitSums, bit_sums_of
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
@@ -155,6 +156,19 @@ class PackedView(View):
 
     @cached_property
     def _tables(self) -> dict[int, dict[int, int]]:
+        return {}
+
+    def bit_sums(self, width: int) -> dict[UOp, BitSums]:
+        """Of each sum the tables of sums by four bits, for threads which take so many bytes at once; none where one of
+        the sums has none."""
+        if width not in self._bit_sums:
+            found = {one.reduce: bit_sums_of(one, width) for one in self.packed}
+            some = {reduce: sums for reduce, sums in found.items() if sums is not None}
+            self._bit_sums[width] = some if len(some) == len(found) else {}
+        return self._bit_sums[width]
+
+    @cached_property
+    def _bit_sums(self) -> dict[int, dict[UOp, BitSums]]:
         return {}
 
     @property

@@ -1,0 +1,95 @@
+"""What programs of packed products write in NVIDIA's assembly, for Triton's interpreter, which knows none.
+
+A program's text that is written for a GPU but for its layouts is run as it is: `run_assembly` stands for
+`tl.inline_asm_elementwise`, and knows the instructions that such programs have. Shared memory is an array that begins
+with what is no number, where an entry that nobody stored is read.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+SHARED = 1 << 17
+BEGIN = 1 << 12  # of what is allocated: an address that is not aligned by itself
+NO_NUMBER = 0x7FC12345
+
+memory = np.full(SHARED // 4, NO_NUMBER, np.uint32)
+allocated = [BEGIN]
+programs: list[Any] = [None]  # the one that runs
+
+
+def run_assembly(
+    asm: Any, constraints: Any, args: Any, dtype: Any, is_pure: Any = False, pack: Any = 1, **_: Any
+) -> Any:
+    """The results of instructions for each element of tensors."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    if programs[0] != (running := interpreter_builder.grid_idx):
+        programs[0] = running
+        memory[:], allocated[0] = NO_NUMBER, BEGIN
+    text, type_ = getattr(asm, "value", asm), getattr(dtype, "value", dtype)
+    assert getattr(pack, "value", pack) == 1
+    given = [a.handle.data if isinstance(a, tl.tensor) else np.array(getattr(a, "value", a)) for a in args]
+    given = [np.asarray(one) for one in np.broadcast_arrays(*given)]
+    registers = {f"${number + 1}": as_bits(one) for number, one in enumerate(given)}
+    for line in filter(None, map(str.strip, text.strip(" {}").split(";"))):
+        _run(line, registers)
+    found = registers["$0"].view(np.float32) if type_ is tl.float32 else registers["$0"]
+    kind = {tl.float32: np.float32, tl.int32: np.int32, tl.uint32: np.uint32}[type_]
+    made = np.asarray(found).view(kind).reshape(given[0].shape)
+    return tl.tensor(TensorHandle(made, type_), tl.block_type(type_, list(made.shape)) if made.shape else type_)
+
+
+def assembled(source: str) -> str:
+    """A program's text with this in the place of assembly."""
+    return f"from assembly_on_cpu import run_assembly\n{source.replace('tl.inline_asm_elementwise(', 'run_assembly(')}"
+
+
+def as_bits(values: np.ndarray) -> np.ndarray:
+    """Words of 32 bits."""
+    is_wide = values.dtype.itemsize != 4
+    return np.ascontiguousarray(values.astype(np.uint32) if is_wide else values).reshape(-1).view(np.uint32)
+
+
+def _run(line: str, registers: dict[str, np.ndarray]) -> None:
+    name, _, rest = line.partition(" ")
+    words = [word.strip() for word in rest.split(",")]
+
+    def value(word: str) -> np.ndarray:
+        return registers[word] if word in registers else np.array([int(word, 0)], np.uint32)
+
+    def place(word: str) -> np.ndarray:
+        register, _, offset = word.strip("[]").partition(" + ")
+        at = registers[register].astype(np.int64) + int(offset or 0)
+        assert (at % 4 == 0).all() and (at >= BEGIN).all() and (at < allocated[0]).all(), "outside of shared memory"
+        return at // 4
+
+    match name:
+        case ".shared":
+            found = re.fullmatch(r"\.align (\d+) \.b8 (\w+)\[(\d+)\]", rest)
+            assert found is not None, line
+            begin = -(-(allocated[0] + 4) // int(found[1])) * int(found[1])
+            allocated[0] = begin + int(found[3])
+            registers[found[2]] = np.array([begin], np.uint32)
+        case "mov.u32" | "mov.b32":
+            size = max(len(one) for one in registers.values())
+            registers[words[0]] = np.broadcast_to(value(words[1]), (size,)).copy()
+        case "bar.sync":
+            pass
+        case "lop3.b32":
+            a, b, c = map(value, words[1:4])
+            assert words[4] == "0xEA", line
+            registers[words[0]] = (a & b) | c
+        case "shf.r.clamp.b32":
+            low, high, amount = (value(word).astype(np.uint64) for word in words[1:])
+            registers[words[0]] = ((high << np.uint64(32) | low) >> np.minimum(amount, 32)).astype(np.uint32)
+        case "st.shared.f32":
+            memory[place(words[0])] = value(words[1])
+        case "ld.shared.f32":
+            registers[words[0]] = memory[place(words[1])]
+        case _:
+            raise AssertionError(line)
