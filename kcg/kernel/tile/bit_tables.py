@@ -25,6 +25,7 @@ ENTRY_BYTES = 4  # float32, whatever the vector is
 ROW_BYTES = ENTRY_BYTES * LANES  # of one entry of all lanes
 TABLE_BYTES = ENTRIES * ROW_BYTES
 LOWEST = ROW_BYTES.bit_length() - 1  # bit of an address, of those that are an entry's number
+ROWS_TOGETHER = 4  # of which sums over lanes are made together
 LAYOUT = "made"
 BYTES, PLACES = 0, 1  # axes of the blocks that tables are made of
 
@@ -81,6 +82,16 @@ def make_bit_tables(
         place = lines.name(f"{at} + {number * TABLE_BYTES}", "at") if number else at
         lines.add(f"_put_sums({place}, {', '.join(values.sums(four))})")
     return BitTables(sums, first, places, address=lines.name(f"_copied({table})", "table"))
+
+
+def over_lanes(frame: Frame, made: Block, rows: int) -> Block | None:
+    """The sums over the lanes of a warp, each of which has the same rows and one place: all lanes have all of them
+    then. Two rows take one shuffle, where lanes of one half go on with one of them and the others with the other. None
+    where it is not written so."""
+    if not frame.writer.ptx or rows != ROWS_TOGETHER:
+        return None
+    frame.writer.helpers["_over_lanes"] = _over_lanes_helper()
+    return frame.new(f"_over_lanes({made.text})", "float32", made.axes, "total")
 
 
 def _first_entry(places: str, sums: BitSums) -> str:
@@ -186,6 +197,35 @@ def _put_sums(places, {", ".join(names)}):
     asm: tl.constexpr = "{stores} mov.b32 $0, 0;"
     given = [places, {", ".join(names)}]
     tl.inline_asm_elementwise(asm, "=r,r{",f" * ENTRIES}", given, dtype=tl.int32, is_pure=False, pack=1)
+"""
+
+
+def _over_lanes_helper() -> str:
+    """A function that sums four rows over the lanes of a warp: of 20 shuffles ten are left."""
+    first, second, third, fourth, *own = (f"${number}" for number in range(2 * ROWS_TOGETHER))
+    lines = [".reg .pred high, odd", ".reg .b32 lane, kept, sent, one, two", "mov.u32 lane, %laneid"]
+
+    def halved(into: str, low: str, high: str, by: str, apart: int) -> None:
+        """Lanes go on with one of two rows, which they get the other half of."""
+        lines.append(f"selp.b32 sent, {low}, {high}, {by}")
+        lines.append(f"selp.b32 kept, {high}, {low}, {by}")
+        lines.append(f"shfl.sync.bfly.b32 sent, sent, {apart}, 31, 0xffffffff")
+        lines.append(f"add.f32 {into}, kept, sent")
+
+    for name, bit in (("high", 16), ("odd", 8)):
+        lines += [f"and.b32 kept, lane, {bit}", f"setp.ne.u32 {name}, kept, 0"]
+    halved("one", own[0], own[2], "high", 16)
+    halved("two", own[1], own[3], "high", 16)
+    halved("one", "one", "two", "odd", 8)
+    for apart in (4, 2, 1):
+        lines += [f"shfl.sync.bfly.b32 sent, one, {apart}, 31, 0xffffffff", "add.f32 one, one, sent"]
+    for into, lane in ((first, 0), (second, 8), (third, 16), (fourth, 24)):
+        lines.append(f"shfl.sync.idx.b32 {into}, one, {lane}, 31, 0xffffffff")
+    return f"""
+@triton.jit
+def _over_lanes(rows):
+    asm: tl.constexpr = "{{ {"; ".join(lines)}; }}"
+    return tl.inline_asm_elementwise(asm, "=f,=f,=f,=f,f,f,f,f", [rows], dtype=tl.float32, is_pure=True, pack=4)
 """
 
 

@@ -32,7 +32,7 @@ from kcg.kernel.reading.packed import (
     without_constant,
 )
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.bit_tables import ENTRY_BYTES, BitTables, ByFours, bytes_of_tables, make_bit_tables
+from kcg.kernel.tile.bit_tables import ENTRY_BYTES, BitTables, ByFours, bytes_of_tables, make_bit_tables, over_lanes
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
@@ -298,6 +298,16 @@ class PackedPlan(TilePlan):
         return rows // self.turns, *vectors
 
     @property
+    def rows_of_warp(self) -> int:
+        """Those of a turn, of a warp with rows of its own."""
+        return self.block[0] // self.along
+
+    @property
+    def sums_over_lanes(self) -> bool:
+        """Whether each lane of a warp has one place, and the warp all of its rows."""
+        return self.by_fours and self.step == LANES and self.num_warps == self.along
+
+    @property
     def held(self) -> int:
         """Sums of a thread."""
         return math.prod(self.block) // self.along * max(1, self.step // (self.threads // self.along))
@@ -481,6 +491,9 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Ta
     inexact = () if isinstance(tables, BitTables) else tables.inexact
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
+    if plan.sums_over_lanes and not taken.is_apart and (sums := over_lanes(frame, made, plan.rows_of_warp)) is not None:
+        frame.bound[node] = frame.values[node] = frame.cast(sums, compute_type(node))
+        return
     axes, total = made.axes - {number}, frame.writer.fresh("total")
     frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
     if taken.is_apart or inexact:

@@ -32,7 +32,10 @@ def store_partials(frame: Frame, kernel: TileKernel, part: Part) -> None:
         if part.count * len(kernel.reductions) * count >= 1 << 31:
             raise UnsupportedTile("split", "2^31 partial sums or more")
         text = frame.cast(value, accumulator(node)).text
-        frame.lines.add(f"tl.store(workspace + {offset} + {place.text}, {text}{mask})")
+        at = f"workspace + {offset} + {place.text}"
+        if not value.axes <= place.axes:  # the same for all elements along an axis, each of which stores it
+            at += f" + tl.zeros({frame.shape(value.axes | place.axes)}, tl.int32{frame.layout and f', {frame.layout}'})"
+        frame.lines.add(f"tl.store({at}, {text}{mask})")
 
 
 def write_sums(kernel: TileKernel, parts: int, writer: Writer, layout: str = "") -> tuple[Lines, int]:

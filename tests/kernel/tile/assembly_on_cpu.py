@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+LANES = 32
 SHARED = 1 << 17
 BEGIN = 1 << 12  # of what is allocated: an address that is not aligned by itself
 NO_NUMBER = 0x7FC12345
@@ -31,17 +32,24 @@ def run_assembly(
     if programs[0] != (running := interpreter_builder.grid_idx):
         programs[0] = running
         memory[:], allocated[0] = NO_NUMBER, BEGIN
+    pack = getattr(pack, "value", pack)
     text, type_ = getattr(asm, "value", asm), getattr(dtype, "value", dtype)
-    assert getattr(pack, "value", pack) == 1
     given = [a.handle.data if isinstance(a, tl.tensor) else np.array(getattr(a, "value", a)) for a in args]
     given = [np.asarray(one) for one in np.broadcast_arrays(*given)]
-    registers = {f"${number + 1}": as_bits(one) for number, one in enumerate(given)}
+    shape = given[0].shape
+    if pack > 1:  # a thread has so many rows that follow each other
+        (rows,) = given
+        assert len(shape) == 2 and shape[1] == LANES
+        given = list(rows.reshape(-1, pack, LANES).swapaxes(0, 1))
+    registers = {f"${number + pack}": as_bits(one) for number, one in enumerate(given)}
+    registers["%laneid"] = np.arange(given[0].size, dtype=np.uint32) % LANES
     for line in filter(None, map(str.strip, text.strip(" {}").split(";"))):
         _run(line, registers)
-    found = registers["$0"].view(np.float32) if type_ is tl.float32 else registers["$0"]
+    found = np.stack([registers[f"${number}"].reshape(given[0].shape) for number in range(pack)])
+    found = found.swapaxes(0, 1).reshape(shape) if pack > 1 else found[0]
     kind = {tl.float32: np.float32, tl.int32: np.int32, tl.uint32: np.uint32}[type_]
-    made = np.asarray(found).view(kind).reshape(given[0].shape)
-    return tl.tensor(TensorHandle(made, type_), tl.block_type(type_, list(made.shape)) if made.shape else type_)
+    made = np.ascontiguousarray(found).view(kind).reshape(shape)
+    return tl.tensor(TensorHandle(made, type_), tl.block_type(type_, list(shape)) if shape else type_)
 
 
 def assembled(source: str) -> str:
@@ -78,8 +86,22 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
         case "mov.u32" | "mov.b32":
             size = max(len(one) for one in registers.values())
             registers[words[0]] = np.broadcast_to(value(words[1]), (size,)).copy()
-        case "bar.sync":
+        case "bar.sync" | ".reg":
             pass
+        case "and.b32":
+            registers[words[0]] = value(words[1]) & value(words[2])
+        case "add.f32":
+            a, b = (value(word).view(np.float32) for word in words[1:])
+            registers[words[0]] = (a + b).view(np.uint32)
+        case "setp.ne.u32":
+            registers[words[0]] = value(words[1]) != value(words[2])
+        case "selp.b32":
+            registers[words[0]] = np.where(value(words[3]), value(words[1]), value(words[2]))
+        case "shfl.sync.bfly.b32" | "shfl.sync.idx.b32":
+            assert words[3:] == ["31", "0xffffffff"], line
+            lanes, number = np.arange(LANES), int(words[2])
+            lanes = lanes ^ number if "bfly" in name else np.full(LANES, number)
+            registers[words[0]] = value(words[1]).reshape(-1, LANES)[:, lanes].reshape(-1)
         case "lop3.b32":
             a, b, c = map(value, words[1:4])
             assert words[4] == "0xEA", line
