@@ -67,7 +67,7 @@ KINDS = (*FIRST, *(kind for kind in FORMATS if kind not in (*FIRST, "f16", "f32"
 ROWS_AND_WARPS = ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))
 SHARING = ((8, 2), (8, 4), (16, 4), (32, 4), (16, 8), (32, 8), (64, 8))
 """The same of programs whose warps have rows of their own and share a table: there are none without one."""
-BY_FOURS = tuple(product((128, 256, 512, 1024), (4, 8), (2, 4)))
+BY_FOURS = tuple(product((128, 256, 512, 1024), (4, 8), (1, 2)))
 """Rows, warps and parts of a row, of programs whose sums by four bits come from tables: of numbers of one bit."""
 READERS = tuple(product((4, 8, 16), (4, 8, 16)))  # blocks of 32 words of each thread, warps
 

@@ -31,15 +31,27 @@ BYTES, PLACES = 0, 1  # axes of the blocks that tables are made of
 
 
 @dataclass(frozen=True)
+class Pass:
+    """So many steps of a sum from a place on, for which there are tables at once, of so many places; `ragged` says that
+    not all of them may exist."""
+
+    first: str
+    steps: int
+    places: int
+    ragged: bool
+
+
+@dataclass(frozen=True)
 class BitTables:
-    """Where the tables of a sum are: in shared memory, or as blocks where there is none. They are of so many places
-    from the first on."""
+    """Where the tables of a pass are: in shared memory, or as blocks where there is none."""
 
     sums: BitSums
-    first: str
-    places: int
+    of: Pass
     address: str = ""
     blocks: tuple[str, ...] = ()
+    kept: str = ""  # where sums of rows are kept between passes
+    is_first: bool = True
+    is_last: bool = True
 
 
 def bytes_of_tables(sums: BitSums, places: int) -> int:
@@ -47,18 +59,32 @@ def bytes_of_tables(sums: BitSums, places: int) -> int:
     return places // LANES * sums.tables * TABLE_BYTES
 
 
-def make_bit_tables(
-    sums: BitSums, ranges: Sequence[UOp], first: str, places: int, root: Frame, warps: int, *, ragged: bool
-) -> BitTables:
-    """Writes what makes the tables for so many places of these ranges; `ragged` says that not all may exist."""
-    lines, writer = root.lines, root.writer
+def allocated(root: Frame, nbytes: int) -> str:
+    """The address of so many bytes of shared memory, in which the bits of an entry's number are 0."""
+    address = root.writer.fresh("table")
+    root.writer.helpers[f"_sums_of_{nbytes}"] = _SUMS.format(nbytes=nbytes, align=TABLE_BYTES)
+    root.lines.add(f"{address} = _sums_of_{nbytes}(0)")  # by no name that is known: each is another
+    return address
+
+
+def waited(root: Frame, address: str) -> str:
+    """The same address, when all threads are here."""
+    found = root.writer.fresh("table")
+    root.writer.helpers["_copied"] = COPIED_HELPER
+    root.lines.add(f"{found} = _copied({address})")
+    return found
+
+
+def make_bit_tables(sums: BitSums, ranges: Sequence[UOp], of: Pass, root: Frame, warps: int, address: str) -> BitTables:
+    """Writes what makes the tables for the places of a pass at an address."""
+    lines, writer, places = root.lines, root.writer, of.places
     frame = Frame(lines, (sums.width, places), outer=root, words=("bytes", "places"))
     of_bytes = min(warps, sums.width)
     warps_along = of_bytes, warps // of_bytes
     if root.layout:
         frame.layout = LAYOUT
         writer.helpers[LAYOUT] = f"{LAYOUT} = gl.constexpr({_layout(warps_along)})\n"
-    bind_axis(frame, Axis(tuple(ranges), places), PLACES, first, ragged=ragged)
+    bind_axis(frame, Axis(tuple(ranges), places), PLACES, of.first, ragged=of.ragged)
     if sums.inner is not None:
         bind_axis(frame, Axis((sums.inner,), sums.width), BYTES, "0")
     values = _Values(sums.unpacked, frame, warps_along)
@@ -67,21 +93,31 @@ def make_bit_tables(
         writer.helpers |= {"_as_table": _table_helper(), "_entries_of": _ENTRIES_OF}
         shape = f"{sums.width}, {places}"
         blocks = [lines.name(f"_as_table({', '.join(values.sums(four))}, {shape})", "table") for four in sums.fours]
-        return BitTables(sums, first, places, blocks=tuple(blocks))
-    nbytes = bytes_of_tables(sums, places)
-    writer.helpers[f"_sums_of_{nbytes}"] = _SUMS.format(nbytes=nbytes, align=TABLE_BYTES)
-    writer.helpers |= {"_put_sums": _put_helper(), "_copied": COPIED_HELPER}
-    table = writer.fresh("table")
-    lines.add(f"{table} = _sums_of_{nbytes}(0)")  # by no name that is known: another sum's are others
+        return BitTables(sums, of, blocks=tuple(blocks))
+    writer.helpers["_put_sums"] = _put_helper()
     own = lines.name(frame.along(lines.name(frame.elements(places, PLACES), "places"), PLACES), "places")
-    at = lines.name(f"{table} + {_first_entry(own, sums)}", "at")
+    at = lines.name(f"{address} + {_first_entry(own, sums)}", "at")
     if sums.width > 1:
         byte = lines.name(frame.along(lines.name(frame.elements(sums.width, BYTES), "bytes"), BYTES), "bytes")
         at = lines.name(f"{at} + {byte} * {len(sums.fours) * TABLE_BYTES}", "at")
     for number, four in enumerate(sums.fours):
         place = lines.name(f"{at} + {number * TABLE_BYTES}", "at") if number else at
         lines.add(f"_put_sums({place}, {', '.join(values.sums(four))})")
-    return BitTables(sums, first, places, address=lines.name(f"_copied({table})", "table"))
+    return BitTables(sums, of, address=address)
+
+
+def keep(frame: Frame, address: str, rows: str, value: Block) -> None:
+    """Keeps sums of rows, by their numbers, for the next pass: each thread for itself."""
+    frame.writer.helpers["_keep"] = _KEEP
+    frame.lines.add(f"_keep({address} + {rows} * {ENTRY_BYTES}, {value.text})")
+
+
+def kept_sums(frame: Frame, address: str, rows: str) -> str:
+    """The sums of rows of the passes before."""
+    frame.writer.helpers["_kept"] = _KEPT
+    kept = frame.writer.fresh("kept")
+    frame.lines.add(f"{kept} = _kept({address} + {rows} * {ENTRY_BYTES})")
+    return kept
 
 
 def over_lanes(frame: Frame, made: Block, rows: int) -> Block | None:
@@ -169,7 +205,7 @@ class ByFours(WideWords):
             return frame.new(f"_sum_{number}({at})", "float32", axes, "sum")
         bits = frame.lines.name(f"{self._shifted(word, -four.shift)} & {ENTRIES - 1}", "bits")
         byte, place = divmod(number, len(tables.sums.fours))
-        at = frame.lines.name(f"{first.text} + {byte * tables.places * ENTRIES} + {bits}.to(tl.int32)", "at")
+        at = frame.lines.name(f"{first.text} + {byte * tables.of.places * ENTRIES} + {bits}.to(tl.int32)", "at")
         sizes = [size if axis in axes else 1 for axis, size in enumerate(frame.sizes)]
         shape = ", ".join(map(str, sizes))
         return frame.new(f"_entries_of({tables.blocks[place]}, {at}, {shape})", "float32", axes, "sum")
@@ -197,6 +233,20 @@ def _put_sums(places, {", ".join(names)}):
     asm: tl.constexpr = "{stores} mov.b32 $0, 0;"
     given = [places, {", ".join(names)}]
     tl.inline_asm_elementwise(asm, "=r,r{",f" * ENTRIES}", given, dtype=tl.int32, is_pure=False, pack=1)
+"""
+
+
+_KEEP = """
+@triton.jit
+def _keep(at, sums):
+    asm: tl.constexpr = "st.shared.f32 [$1 + 0], $2; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,r,f", [at, sums], dtype=tl.int32, is_pure=False, pack=1)
+"""
+_KEPT = """
+@triton.jit
+def _kept(at):
+    asm: tl.constexpr = "ld.shared.f32 $0, [$1 + 0];"
+    return tl.inline_asm_elementwise(asm, "=f,r", [at], dtype=tl.float32, is_pure=False, pack=1)
 """
 
 

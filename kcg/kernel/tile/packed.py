@@ -9,6 +9,7 @@ them in a loop; what its threads come to is added at the end.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,7 +33,19 @@ from kcg.kernel.reading.packed import (
     without_constant,
 )
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.bit_tables import ENTRY_BYTES, BitTables, ByFours, bytes_of_tables, make_bit_tables, over_lanes
+from kcg.kernel.tile.bit_tables import (
+    ENTRY_BYTES,
+    BitTables,
+    ByFours,
+    Pass,
+    allocated,
+    bytes_of_tables,
+    keep,
+    kept_sums,
+    make_bit_tables,
+    over_lanes,
+    waited,
+)
 from kcg.kernel.tile.device import Device, Figures, device_of
 from kcg.kernel.tile.emit import TYPES, Block, Frame, Lines, Writer, compute_type
 from kcg.kernel.tile.epilogue import store_tile
@@ -132,14 +145,13 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 
     def _start_by_fours(self, view: PackedView, target: Target, first: TileParameters) -> TileParameters | None:
         """A program whose sums by four bits come from tables, where there are rows enough for all multiprocessors."""
-        rows, tile = math.prod(view.kernel.extents), MOST_ROWS_BY_FOURS
-        while tile >= LEAST_ROWS:
-            for split in SPLITS if view.may_split else (1,):
-                found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split)
-                plan = self.planned(view, target, found)
-                if rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
-                    return found if plan.by_fours else None
-            tile //= 2
+        rows = math.prod(view.kernel.extents)
+        tiles = powers(LEAST_ROWS, MOST_ROWS_BY_FOURS, MOST_ROWS_BY_FOURS)
+        for split, tile in itertools.product(SPLITS if view.may_split else (1,), reversed(tiles)):
+            found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split)
+            plan = self.planned(view, target, found)
+            if plan.by_fours and rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
+                return found
         return None
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
@@ -260,31 +272,47 @@ class PackedPlan(TilePlan):
         has as many rows as one alone has best, and no sum is of several."""
         return min(self.num_warps, self.tile[0]) if self.tables or self.by_fours else 1
 
-    @cached_property
+    @property
     def by_fours(self) -> bool:
         """Whether sums by four bits come from tables, which the program makes before it goes through its rows."""
-        is_one = self.ptx and len(self.tile) == 1 and self.tile[0] >= LEAST_ROWS
-        return is_one and 0 < self.bit_bytes <= MOST_SHARED
+        return self.passes > 0
 
-    @property
-    def bit_bytes(self) -> int:
-        """Shared memory of such tables; 0 where there are none."""
-        found = self.view.bit_sums(self.unpacked)
-        texts = alike(self.tiled) if len(self.tiled) > 1 and found else [self.tiled]
+    @cached_property
+    def passes(self) -> int:
+        """How often a program goes through its rows, each time with tables for a part of the terms; 0: there are none
+        that fit, or rows too few to pay for them."""
+        if not self.ptx or len(self.tile) > 1 or self.tile[0] < LEAST_ROWS or not self.view.bit_sums(self.unpacked):
+            return 0
+        steps = {self.steps_of(one) for one in self.taken}
+        counts = [-(-max(steps) // most) for most in powers(1, max(steps), max(steps))] if len(steps) == 1 else []
+        return next((count for count in reversed(counts) if self._bit_bytes(count) <= MOST_SHARED), 0) if counts else 0
+
+    def _bit_bytes(self, passes: int) -> int:
+        """Shared memory of tables, and of sums that are kept between passes."""
+        found, kept = self.view.bit_sums(self.unpacked), ENTRY_BYTES * self.area if passes > 1 else 0
+        texts = alike(self.tiled) if len(self.tiled) > 1 else [self.tiled]
         return sum(
-            bytes_of_tables(found[one.reduce], self.places_of(one.unpacked(self.unpacked)))
+            bytes_of_tables(found[one.reduce], self._places_of(one.unpacked(self.unpacked), passes)) + kept
             for first, *_ in texts
             for one in packed_sums(first.kernel)
-            if one.reduce in found
         )
 
     def steps_of(self, unpacked: Unpacked) -> int:
         """Steps of a program of what is gone through."""
         return -(-math.prod(map(extent, unpacked.ranges)) // (self.step * self.split))
 
-    def places_of(self, unpacked: Unpacked) -> int:
-        """Places of a program, as blocks have them."""
-        return power_of_two(self.steps_of(unpacked)) * self.step
+    def _places_of(self, unpacked: Unpacked, passes: int) -> int:
+        """Places that tables of one of some passes are for: as blocks have them."""
+        return power_of_two(-(-self.steps_of(unpacked) // passes)) * self.step
+
+    def pass_of(self, unpacked: Unpacked, start: str, number: int, passes: int) -> Pass:
+        """One of some passes of a program whose part of a row begins at a place, as text."""
+        steps, places = self.steps_of(unpacked), self._places_of(unpacked, passes)
+        most = -(-steps // passes)
+        first, before = number * most * self.step, (self.split - 1) * steps * self.step
+        text = f"{start} + {first}" if start != "0" and first else start if not first else str(first)
+        is_ragged = before + first + places > math.prod(map(extent, unpacked.ranges))
+        return Pass(text, min(most, steps - number * most), places, is_ragged)
 
     @property
     def turns(self) -> int:
@@ -357,7 +385,7 @@ class PackedPlan(TilePlan):
     @property
     def shared(self) -> tuple[Shared, ...]:
         if self.by_fours:
-            return (Shared("sums by four bits", self.bit_bytes),)
+            return (Shared("sums by four bits", self._bit_bytes(self.passes)),)
         return tuple(Shared("table", one.nbytes) for each in self._copies(self.tables) for one in each)
 
     def width(self, access: Access) -> int:
@@ -401,7 +429,8 @@ class PackedPlan(TilePlan):
         chain_s += waves * figures.flight_s * sum(one.turns for one in copied)
         operations: float = OPERATIONS * terms + COPYING * self.programs * sum(one.padded for one in copied)
         if self.by_fours:
-            operations = OPERATIONS_BY_FOURS * terms + MAKING * self.programs * self.bit_bytes / ENTRY_BYTES
+            entries = self.passes * self._bit_bytes(self.passes) / ENTRY_BYTES
+            operations = OPERATIONS_BY_FOURS * terms + MAKING * self.programs * entries
         return Times((stream_s, operations / (figures.plain_ops * busy)), after_s=chain_s)
 
 
@@ -443,35 +472,57 @@ def _store(plan: PackedPlan, kernel: TileKernel, frame: Frame, part: Part) -> No
 
 
 def _write_turns(plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, digits: list[str]) -> None:
-    """Writes tables of sums, and then the turns in which a program goes through its rows."""
+    """Writes tables of sums and the turns in which a program goes through its rows, as often as it has tables."""
     *rest, digit = digits
     for of_rest, place in zip(tiled.rest, rest, strict=True):
         bind_scalar(root, of_rest, place)
-    tables = _bit_tables(plan, tiled.kernel, root, part)
+    start, sums = start_of(root, digit, tiled.axes[0]), packed_sums(tiled.kernel)
+    passes = plan.passes if root.writer.ptx else 1
+    memory = {one.reduce: _memory(plan, one, root, passes) for one in sums} if root.writer.ptx else {}
+    for number in range(passes):
+        tables = {}
+        if number:  # all have read those before
+            waited(root, next(iter(memory.values()))[0])
+        for one in sums:
+            taken, (address, kept) = one.unpacked(plan.unpacked), memory.get(one.reduce, ("", ""))
+            of = plan.pass_of(taken, _first_place(plan, taken, root, part), number, passes)
+            of = replace(of, first=of.first if of.first.isalnum() else root.lines.name(of.first, "start"))
+            made = make_bit_tables(
+                plan.view.bit_sums(plan.unpacked)[one.reduce], taken.ranges, of, root, plan.num_warps, address
+            )
+            tables[one.reduce] = replace(made, kept=kept, is_first=number == 0, is_last=number == passes - 1)
+        if root.writer.ptx:
+            tables = {node: replace(one, address=waited(root, one.address)) for node, one in tables.items()}
+        _write_pass(plan, tiled, root, part, start, tables)
+
+
+def _memory(plan: PackedPlan, packed: Packed, root: Frame, passes: int) -> tuple[str, str]:
+    """The addresses of a sum's tables, and of what is kept between passes."""
+    sums, taken = plan.view.bit_sums(plan.unpacked)[packed.reduce], packed.unpacked(plan.unpacked)
+    tables = allocated(root, bytes_of_tables(sums, plan.pass_of(taken, "0", 0, passes).places))
+    return tables, allocated(root, ENTRY_BYTES * plan.area) if passes > 1 else ""
+
+
+def _write_pass(
+    plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, start: str, tables: Mapping[UOp, BitTables]
+) -> None:
+    """Writes the turns in which a program goes through its rows, from `start` on."""
     (axis,), (rows,) = tiled.axes, plan.block
-    start = start_of(root, digit, axis)
     body = Lines(root.writer, root.lines)
     frame, turn = root.inner(body), root.writer.fresh("turn")
     bind_axis(frame, replace(axis, size=rows), 0, turn)
-    frame.reduce = lambda node, inner: _write_sum(plan, node, inner.home(node), part, tables[node])
-    _store(plan, tiled.kernel, frame, part)
+    own = frame.flattened[0].block.text
+    own = own if start == "0" else body.name(f"{own} - {start}", "rows")
+    frame.reduce = lambda node, inner: _write_sum(plan, node, inner.home(node), part, tables[node], own)
+    if all(one.is_last for one in tables.values()):
+        _store(plan, tiled.kernel, frame, part)
+    else:
+        for node, one in tables.items():
+            keep(frame, one.kept, own, frame.value(node))
     end = str(axis.size) if start == "0" else root.lines.name(f"{start} + {axis.size}", "end")
     if axis.total % axis.size:
         end = root.lines.name(f"tl.minimum({end}, {axis.total})", "end")
     root.lines.extend(f"for {turn} in range({start}, {end}, {rows}):", body, f"{rows} rows at a time")
-
-
-def _bit_tables(plan: PackedPlan, kernel: TileKernel, root: Frame, part: Part) -> dict[UOp, BitTables]:
-    """Writes the tables of a kernel's sums, of the part that a program has."""
-    found = {}
-    for one in packed_sums(kernel):
-        taken = one.unpacked(plan.unpacked)
-        first = _first_place(plan, taken, root, part)
-        places = plan.places_of(taken)
-        sums = plan.view.bit_sums(plan.unpacked)[one.reduce]
-        ragged = places * part.count > math.prod(map(extent, taken.ranges))
-        found[one.reduce] = make_bit_tables(sums, taken.ranges, first, places, root, plan.num_warps, ragged=ragged)
-    return found
 
 
 def _first_place(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part) -> str:
@@ -480,7 +531,9 @@ def _first_place(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part)
     return frame.lines.name(f"{part.number} * {steps * plan.step}", "start") if part.count > 1 else "0"
 
 
-def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Tables | BitTables) -> None:
+def _write_sum(
+    plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Tables | BitTables, rows: str = ""
+) -> None:
     """Binds a kernel's sum. Where sums of its terms were taken apart and it is no finite number, it is made again as it
     stands: of infinite vectors both parts may be infinite, or one none. So it is where a table's entries are no
     float16, with the table as it is."""
@@ -488,14 +541,26 @@ def _write_sum(plan: PackedPlan, node: UOp, frame: Frame, part: Part, tables: Ta
     taken, root = packed.unpacked(plan.unpacked), frame.outermost()
     is_there = _look_up(packed, root)
     made = _summed(plan, taken, frame, part, taken.groups, tables)
-    inexact = () if isinstance(tables, BitTables) else tables.inexact
     if number not in made.axes:
         raise UnsupportedTile("form", "a sum of what no thread has a part of")
-    if plan.sums_over_lanes and not taken.is_apart and (sums := over_lanes(frame, made, plan.rows_of_warp)) is not None:
-        frame.bound[node] = frame.values[node] = frame.cast(sums, compute_type(node))
-        return
+    inexact: tuple[str, ...] = ()
+    sums: Block | None = None
+    if not isinstance(tables, BitTables):
+        inexact = tables.inexact
+    elif plan.sums_over_lanes and not taken.is_apart:
+        sums = over_lanes(frame, made, plan.rows_of_warp)
     axes, total = made.axes - {number}, frame.writer.fresh("total")
-    frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
+    if sums is not None:
+        axes = sums.axes
+        frame.lines.add(f"{total} = {sums.text}")
+    else:
+        frame.lines.add(f"{total} = tl.sum({made.text}, {number}, keep_dims=True)")
+    if isinstance(tables, BitTables):
+        if not tables.is_first:
+            frame.lines.add(f"{total} = {total} + {kept_sums(frame, tables.kept, rows)}")
+        if not tables.is_last:
+            frame.bound[node] = frame.values[node] = Block(total, "float32", axes)
+            return
     if taken.is_apart or inexact:
         again = ""
         if taken.is_apart:
@@ -539,18 +604,21 @@ def _summed(
 ) -> Block:
     """What threads make of a row: in a loop over parts of it, if there is more than one step."""
     axis, number = Axis(unpacked.ranges, plan.step), len(plan.tile)
-    steps = plan.steps_of(unpacked)
+    start, steps = "0", plan.steps_of(unpacked)
+    if isinstance(tables, BitTables):
+        start, steps = tables.of.first, tables.of.steps
+    elif part.count > 1:
+        start = _first_place(plan, unpacked, frame, part)
 
     def made(inside: Frame) -> Block:
         if not isinstance(tables, BitTables):
             return _existing(_Sum(plan, unpacked, inside, tables).write(groups), inside, number)
-        places = _among(tables, inside, number, steps)
+        places = _among(tables, inside, number)
         return _existing(_Sum(plan, unpacked, inside, NO_TABLES).write_by_fours(tables, places), inside, number)
 
     if (axis.tiles == 1 and part.count == 1) or (steps == 1 and isinstance(tables, BitTables)):
         inside = frame.inner(frame.lines)
-        first = _first_place(plan, unpacked, frame, part)
-        bind_axis(inside, axis, number, first, ragged=steps * part.count > axis.tiles)
+        bind_axis(inside, axis, number, start, ragged=isinstance(tables, BitTables) and tables.of.ragged)
         return made(inside)
     body = Lines(frame.writer, frame.lines)
     inside = frame.inner(body)
@@ -560,21 +628,20 @@ def _summed(
     layout = f", {frame.layout}" if frame.layout else ""
     frame.lines.add(f"{acc} = tl.zeros({frame.shape(total.axes)}, tl.float32{layout})")
     body.add(f"{acc} = {acc} + {total.text}")
-    begin, end = "0", str(axis.total)
-    if part.count > 1:
-        begin = _first_place(plan, unpacked, frame, part)
-        end = frame.lines.name(f"tl.minimum({begin} + {steps * plan.step}, {axis.total})", "end")
+    end = str(axis.total)
+    if part.count > 1 or isinstance(tables, BitTables):
+        end = frame.lines.name(f"tl.minimum({start} + {steps * plan.step}, {axis.total})", "end")
     about = f"{unpacked.written} terms of each of {plan.step} parts of a row at a time"
-    frame.lines.extend(f"for {counter} in range({begin}, {end}, {plan.step}):", body, about)
+    frame.lines.extend(f"for {counter} in range({start}, {end}, {plan.step}):", body, about)
     return Block(acc, "float32", total.axes)
 
 
-def _among(tables: BitTables, frame: Frame, number: int, steps: int) -> Block:
+def _among(tables: BitTables, frame: Frame, number: int) -> Block:
     """The numbers of a step's places among those of tables."""
-    axes = frozenset({number})
-    if steps > 1:
+    axes, first = frozenset({number}), tables.of.first
+    if tables.of.steps > 1:
         places = frame.flattened[number].block
-        return places if tables.first == "0" else frame.new(f"{places.text} - {tables.first}", "int32", axes)
+        return places if first == "0" else frame.new(f"{places.text} - {first}", "int32", axes)
     root = frame.outermost()
     vector = root.lines.name(root.elements(root.sizes[number], number), root.word(number))
     return Block(root.lines.name(root.along(vector, number), root.word(number)), "int32", axes)
