@@ -67,8 +67,8 @@ KINDS = (*FIRST, *(kind for kind in FORMATS if kind not in (*FIRST, "f16", "f32"
 ROWS_AND_WARPS = ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))
 SHARING = ((8, 2), (8, 4), (16, 4), (32, 4), (16, 8), (32, 8), (64, 8))
 """The same of programs whose warps have rows of their own and share a table: there are none without one."""
-BY_FOURS = tuple(product((128, 256, 512, 1024), (4, 8), (1, 2)))
-"""Rows, warps and parts of a row, of programs whose sums by four bits come from tables: of numbers of one bit."""
+BY_FOURS = (*product((128, 256, 512), (4, 8), (1, 2), (0,)), *product((64, 128), (4, 8), (1,), (2, 3, 4, 6)))
+"""Rows, warps, parts of a row and programs of a multiprocessor, where sums by four bits come from tables."""
 READERS = tuple(product((4, 8, 16), (4, 8, 16)))  # blocks of 32 words of each thread, warps
 
 
@@ -92,16 +92,17 @@ def programs_of(region: Region, target: Target) -> list[TileParameters]:
     kernel = read_kernel(region)
     (packed,), first = packed_sums(kernel), default_parameters(kernel, target)
     found = [
-        first.changed(tile=(rows,), unpacked=width, num_warps=warps, reduce_tile=step, split=1)
+        first.changed(tile=(rows,), unpacked=width, num_warps=warps, reduce_tile=step, split=1, persistent=0)
         for width in packed.widths[:3]
         for shapes, together in ((ROWS_AND_WARPS, True), (SHARING, False))
         for rows, warps in shapes
         for step in [32 * warps if together else 32]
     ]
     found += [
-        first.changed(tile=(rows,), unpacked=width, num_warps=warps, reduce_tile=32, split=split)
-        for width in packed.widths[:2]
-        for rows, warps, split in BY_FOURS
+        first.changed(
+            tile=(rows,), num_warps=warps, reduce_tile=32, split=split, persistent=each, unpacked=packed.widths[0]
+        )
+        for rows, warps, split, each in BY_FOURS
     ]
     return [p for p in found if is_legal(kernel, target, p)]
 
@@ -163,9 +164,9 @@ def product_row(kind: str, target: Target, pool: ProcessPoolExecutor) -> Row:
     for p, program in zip(programs, made, strict=True):
         if program is not None:
             of_copies = [Loaded(driver, program, buffers(number)) for number in range(copies)]
-            calls[json.dumps([p.tile[0], p.num_warps, p.unpacked, *([p.split] if p.split > 1 else [])])] = (
-                lambda number, held=of_copies: held[number]()
-            )
+            more = [p.split, p.persistent] if p.split > 1 or p.persistent else []
+            name = json.dumps([p.tile[0], p.num_warps, p.unpacked, *more])
+            calls[name] = lambda number, held=of_copies: held[number]()
     best, seconds = chosen(in_turns(calls, copies))
     out.zero_()
     calls[best](0)

@@ -90,6 +90,8 @@ OPERATIONS_BY_FOURS = 1.5  # of one that is of a sum by four bits
 MAKING = 2.5  # operations of an entry of such a sum's table
 LEAST_ROWS, MOST_ROWS_BY_FOURS = 64, 1024  # of a program, for which tables of sums pay, and at most
 ROWS_AT_ONCE = 4  # of each warp of such a program
+PERSISTENT = (0, 2, 3, 4, 6)  # of these, programs of a multiprocessor that take tiles in turn
+FIRST_PERSISTENT, FIRST_ROUNDS = 4, 3  # of these where a search begins, if each has so many tiles
 FOURS_WARPS, FIRST_TILES = 8, 2  # where a search of these begins: warps, and tiles of a multiprocessor at least
 MOST_SHARED = 40 * 1024  # bytes of tables: of what a program declares ptxas takes 48 KiB
 PAYS = 2  # terms of a program for each entry of its tables, from which on copying them costs less than it saves
@@ -105,7 +107,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
     noun = "packed product"
     in_gluon = True
     by_layouts = True
-    fields = frozenset({"unpacked"})
+    fields = frozenset({"unpacked", "persistent"})
     sees = PackedView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
@@ -151,7 +153,11 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split)
             plan = self.planned(view, target, found)
             if plan.by_fours and rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
-                return found
+                in_turn = found.changed(tile=(LEAST_ROWS,), persistent=FIRST_PERSISTENT)
+                many = rows >= FIRST_ROUNDS * LEAST_ROWS * FIRST_PERSISTENT * target.cores
+                return (
+                    in_turn if many and FIRST_PERSISTENT in self.values(view, target, in_turn, "persistent") else found
+                )
         return None
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
@@ -160,6 +166,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
                 return view.widths
             case "split":
                 return SPLITS if view.may_split else (1,)
+            case "persistent":
+                return PERSISTENT if may_be_in_turn(view, p) else (0,)
             case "evict_first":
                 return streamed(view.kernel, target, p, always=True)
         return super().values(view, target, p, field)
@@ -185,6 +193,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             raise UnsupportedTile("unpacked", f"one of {view.widths}")
         if p.axes != self.axes(view)[0]:
             raise UnsupportedTile("axes", "rows of words, and vectors")
+        if p.persistent and not may_be_in_turn(view, p):
+            raise UnsupportedTile("persistent", "one product whose sums by four bits come from tables")
 
     def planned(self, view: PackedView, target: Target, p: TileParameters) -> PackedPlan:
         tiled = tiled_of(view.kernel, p)
@@ -193,7 +203,8 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
         tiles = p.split * sum(one.tiles for one in tiled)
         return PackedPlan.of(
             self.decided(target, p, tiled[0].axes, Loop("parts of a row", places, p.reduce_tile, p.split)),
-            view=view, programs=tiles, tiles=tiles, tiled=tiled, taken=taken,
+            view=view, programs=min(tiles, p.persistent * target.cores) if p.persistent else tiles, tiles=tiles,
+            tiled=tiled, taken=taken,
             partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
         )  # fmt: skip
 
@@ -223,6 +234,12 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 def may_be_by_fours(view: PackedView, p: TileParameters) -> bool:
     """Whether sums by four bits may come from tables: those of one vector."""
     return len(p.axes) == 1 and bool(view.bit_sums(p.unpacked))
+
+
+def may_be_in_turn(view: PackedView, p: TileParameters) -> bool:
+    """Whether programs by such tables may take tiles in turn: those of one product, all of whose outputs are rows."""
+    one = len(view.kernel.launched) == 1 and p.split == 1 and len(view.kernel.outputs) == len(p.axes[0])
+    return one and may_be_by_fours(view, p)
 
 
 def reads_words(kernel: TileKernel, slots: frozenset[int]) -> bool:
@@ -289,13 +306,18 @@ class PackedPlan(TilePlan):
 
     def _bit_bytes(self, passes: int) -> int:
         """Shared memory of tables, and of sums that are kept between passes."""
-        found, kept = self.view.bit_sums(self.unpacked), ENTRY_BYTES * self.area if passes > 1 else 0
+        found, kept = self.view.bit_sums(self.unpacked), ENTRY_BYTES * self.kept_rows if passes > 1 else 0
         texts = alike(self.tiled) if len(self.tiled) > 1 else [self.tiled]
         return sum(
             bytes_of_tables(found[one.reduce], self._places_of(one.unpacked(self.unpacked), passes)) + kept
             for first, *_ in texts
             for one in packed_sums(first.kernel)
         )
+
+    @property
+    def kept_rows(self) -> int:
+        """Rows of a program, in all tiles that it takes."""
+        return self.area * -(-self.tiles // self.programs) if self.persistent else self.area
 
     def steps_of(self, unpacked: Unpacked) -> int:
         """Steps of a program of what is gone through."""
@@ -345,6 +367,9 @@ class PackedPlan(TilePlan):
         if self.split > 1:
             yield Need("steps of each part", self.split, steps if self.by_fours else steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
+        if self.persistent:
+            yield Need("tables of sums", 1, self.passes)
+            yield Need("tiles", self.programs + 1, self.tiles)
         yield Need("threads with a part of a row each", self.threads // self.along, self.step)
         yield Need("parts of a row", self.step, max(LEAST_STEP, power_of_two(self.loop.extent)))
         yield Need("sums of a thread", self.held, MOST_HELD)
@@ -423,7 +448,7 @@ class PackedPlan(TilePlan):
         at_once = min(resident, max(1.0, self.programs / target.cores))
         flying = at_once * self.threads * (self.block[0] // self.along) * max(1, written // 2)
         stream_s = either(nbytes / figures.memory_bytes, nbytes / (flying / figures.loaded_s * busy))
-        loops = self.turns * self.loop.steps / self.split
+        loops = self.kept_rows / self.area * self.turns * self.loop.steps / self.split
         chain_s = waves * (figures.opening_s / 2 + loops * figures.flight_s / at_once)
         copied = max(self._copies(self.tables), key=lambda each: sum(one.padded for one in each))
         chain_s += waves * figures.flight_s * sum(one.turns for one in copied)
@@ -476,7 +501,7 @@ def _write_turns(plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, digits
     *rest, digit = digits
     for of_rest, place in zip(tiled.rest, rest, strict=True):
         bind_scalar(root, of_rest, place)
-    start, sums = start_of(root, digit, tiled.axes[0]), packed_sums(tiled.kernel)
+    sums = packed_sums(tiled.kernel)
     passes = plan.passes if root.writer.ptx else 1
     memory = {one.reduce: _memory(plan, one, root, passes) for one in sums} if root.writer.ptx else {}
     for number in range(passes):
@@ -493,36 +518,46 @@ def _write_turns(plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, digits
             tables[one.reduce] = replace(made, kept=kept, is_first=number == 0, is_last=number == passes - 1)
         if root.writer.ptx:
             tables = {node: replace(one, address=waited(root, one.address)) for node, one in tables.items()}
-        _write_pass(plan, tiled, root, part, start, tables)
+        _write_pass(plan, tiled, root, part, digit, tables)
 
 
 def _memory(plan: PackedPlan, packed: Packed, root: Frame, passes: int) -> tuple[str, str]:
     """The addresses of a sum's tables, and of what is kept between passes."""
     sums, taken = plan.view.bit_sums(plan.unpacked)[packed.reduce], packed.unpacked(plan.unpacked)
     tables = allocated(root, bytes_of_tables(sums, plan.pass_of(taken, "0", 0, passes).places))
-    return tables, allocated(root, ENTRY_BYTES * plan.area) if passes > 1 else ""
+    return tables, allocated(root, ENTRY_BYTES * plan.kept_rows) if passes > 1 else ""
 
 
 def _write_pass(
-    plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, start: str, tables: Mapping[UOp, BitTables]
+    plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, digit: str, tables: Mapping[UOp, BitTables]
 ) -> None:
-    """Writes the turns in which a program goes through its rows, from `start` on."""
+    """Writes the turns in which a program goes through its rows: those of a tile by its number, or of that and others
+    as far from each other as there are programs."""
     (axis,), (rows,) = tiled.axes, plan.block
-    body = Lines(root.writer, root.lines)
-    frame, turn = root.inner(body), root.writer.fresh("turn")
+    tile, lines, of_tile = digit, root.lines, root
+    if plan.persistent:
+        tile, lines = root.writer.fresh("tile"), Lines(root.writer, root.lines)
+        of_tile = root.inner(lines)
+    start = start_of(of_tile, tile, axis)
+    body = Lines(root.writer, lines)
+    frame, turn = of_tile.inner(body), root.writer.fresh("turn")
     bind_axis(frame, replace(axis, size=rows), 0, turn)
     own = frame.flattened[0].block.text
     own = own if start == "0" else body.name(f"{own} - {start}", "rows")
+    if plan.persistent:
+        own = body.name(f"{own} + ({tile} - {digit}) // {plan.programs} * {axis.size}", "rows")
     frame.reduce = lambda node, inner: _write_sum(plan, node, inner.home(node), part, tables[node], own)
     if all(one.is_last for one in tables.values()):
         _store(plan, tiled.kernel, frame, part)
     else:
         for node, one in tables.items():
             keep(frame, one.kept, own, frame.value(node))
-    end = str(axis.size) if start == "0" else root.lines.name(f"{start} + {axis.size}", "end")
+    end = str(axis.size) if start == "0" else lines.name(f"{start} + {axis.size}", "end")
     if axis.total % axis.size:
-        end = root.lines.name(f"tl.minimum({end}, {axis.total})", "end")
-    root.lines.extend(f"for {turn} in range({start}, {end}, {rows}):", body, f"{rows} rows at a time")
+        end = lines.name(f"tl.minimum({end}, {axis.total})", "end")
+    lines.extend(f"for {turn} in range({start}, {end}, {rows}):", body, f"{rows} rows at a time")
+    if plan.persistent:
+        root.lines.extend(f"for {tile} in range({digit}, {axis.tiles}, {plan.programs}):", lines)
 
 
 def _first_place(plan: PackedPlan, unpacked: Unpacked, frame: Frame, part: Part) -> str:
@@ -607,8 +642,6 @@ def _summed(
     start, steps = "0", plan.steps_of(unpacked)
     if isinstance(tables, BitTables):
         start, steps = tables.of.first, tables.of.steps
-    elif part.count > 1:
-        start = _first_place(plan, unpacked, frame, part)
 
     def made(inside: Frame) -> Block:
         if not isinstance(tables, BitTables):
@@ -629,6 +662,8 @@ def _summed(
     frame.lines.add(f"{acc} = tl.zeros({frame.shape(total.axes)}, tl.float32{layout})")
     body.add(f"{acc} = {acc} + {total.text}")
     end = str(axis.total)
+    if part.count > 1 and not isinstance(tables, BitTables):
+        start = _first_place(plan, unpacked, frame, part)
     if part.count > 1 or isinstance(tables, BitTables):
         end = frame.lines.name(f"tl.minimum({start} + {steps * plan.step}, {axis.total})", "end")
     about = f"{unpacked.written} terms of each of {plan.step} parts of a row at a time"

@@ -41,6 +41,7 @@ from tests.kernel.tile.test_tile_packed import (
     listing_of,
     product_of,
     products,
+    slot_of_words,
     with_triton,
 )
 from tests.kernels import empty
@@ -94,6 +95,7 @@ def programs_by_fours(kernel: TileKernel, count: int = 6) -> list[TileParameters
         first.changed(tile=(tile,), num_warps=warps, split=split, reduce_tile=step, unpacked=width)
         for tile, warps, split, step, width in shapes
     ]
+    found += [found[0].changed(tile=(64,), persistent=2, num_warps=warps, split=1) for warps in (8, 4)]
     found = [p for p in found if is_legal(kernel, TARGET, p) and by_fours(kernel, p)]
     assert found
     return found[:: max(1, len(found) // count)]
@@ -169,6 +171,25 @@ def test_assembly_finds_the_sums_in_shared_memory(
     assert len({"shfl" in text for text in texts}) == 2
     cases = [replace(case, program=replace(case.program, source=text)) for case, text in zip(cases, texts, strict=True)]
     assert compare(cases, tmp_path) == [""] * len(cases)
+
+
+@with_triton
+@pytest.mark.parametrize("rows", [330, 640])
+def test_programs_that_take_tiles_in_turn_are_right(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six and ten tiles of four programs, the last of which is not whole; sums of all of them are kept."""
+    monkeypatch.setattr("kcg.kernel.tile.generate.Writer", Assembled)
+    target = replace(TARGET, cores=2)
+    region, kernel = product_of("q1_0", rows, 4096)
+    first = default_parameters(kernel, TARGET).changed(tile=(64,), persistent=2, split=1, reduce_tile=32)
+    programs = [first.changed(num_warps=warps, unpacked=width) for warps in (8, 4) for width in (8, 4)]
+    assert all(is_legal(kernel, target, p) and plan_of(kernel, target, p).programs == 4 for p in programs)
+    cases = {}
+    for number, p in enumerate(programs):
+        made = generate_kernel(kernel, target, p, interpreted=True)
+        made = replace(made, source=assembled(made.source))
+        given = {slot_of_words(kernel): blocks_of("q1_0", rows, 4096, number)}
+        cases[str(number)] = Case(region, made, inputs=given, seed=number + 1)
+    assert not wrong_of(cases, tmp_path)
 
 
 VECTORS: dict[str, Callable[[np.ndarray], None]] = {
