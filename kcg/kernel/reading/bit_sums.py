@@ -65,9 +65,14 @@ class BitSums:
 
 def bit_sums_of(packed: Packed, width: int) -> BitSums | None:
     """The sums of four of a packed sum whose threads take so many bytes at once; None where few of its terms are by
-    one bit, or where something is read that is neither a word nor at even steps."""
+    one bit, or where something is read at a place that memory says."""
     taken, (byte, inner) = packed.unpacked(width), packed.by_bytes(width)
-    if packed.has_lookups or any(load.steps is None or load.gates for load in taken.loads.values()):
+    if (
+        packed.has_lookups
+        or packed.looked_up
+        or packed.gates
+        or any(load.steps is None or load.gates for load in taken.loads.values())
+    ):
         return None
     fours = tuple(four for group in byte.groups for four in _fours_of(byte, group)[0])
     if any(load.node in byte.bits for four in fours for bit in four.bits for load in loads_of(*bit.others)):

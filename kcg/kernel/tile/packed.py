@@ -89,6 +89,7 @@ OPERATIONS = 5  # of a number that is unpacked and multiplied
 OPERATIONS_BY_FOURS = 1.5  # of one that is of a sum by four bits
 MAKING = 2.5  # operations of an entry of such a sum's table
 LEAST_ROWS, MOST_ROWS_BY_FOURS = 64, 1024  # of a program, for which tables of sums pay, and at most
+MOST_PASSES = 8  # of a program through its rows: each is written out
 ROWS_AT_ONCE = 4  # of each warp of such a program
 PERSISTENT = (0, 2, 3, 4, 6)  # of these, programs of a multiprocessor that take tiles in turn
 FIRST_PERSISTENT, FIRST_ROUNDS = 4, 3  # of these where a search begins, if each has so many tiles
@@ -153,11 +154,10 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split)
             plan = self.planned(view, target, found)
             if plan.by_fours and rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
-                in_turn = found.changed(tile=(LEAST_ROWS,), persistent=FIRST_PERSISTENT)
                 many = rows >= FIRST_ROUNDS * LEAST_ROWS * FIRST_PERSISTENT * target.cores
-                return (
-                    in_turn if many and FIRST_PERSISTENT in self.values(view, target, in_turn, "persistent") else found
-                )
+                if many and may_be_in_turn(view, found):
+                    found = found.changed(tile=(LEAST_ROWS,), persistent=FIRST_PERSISTENT)
+                return found
         return None
 
     def values(self, view: PackedView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
@@ -300,9 +300,11 @@ class PackedPlan(TilePlan):
         that fit, or rows too few to pay for them."""
         if not self.ptx or len(self.tile) > 1 or self.tile[0] < LEAST_ROWS or not self.view.bit_sums(self.unpacked):
             return 0
-        steps = {self.steps_of(one) for one in self.taken}
-        counts = [-(-max(steps) // most) for most in powers(1, max(steps), max(steps))] if len(steps) == 1 else []
-        return next((count for count in reversed(counts) if self._bit_bytes(count) <= MOST_SHARED), 0) if counts else 0
+        if len({self.steps_of(one) for one in self.taken}) > 1 or self.axes[0].is_symbolic:
+            return 0
+        steps = self.steps_of(self.taken[0])
+        counts = sorted({-(-steps // most) for most in powers(1, steps, steps)} & {*range(MOST_PASSES + 1)})
+        return next((count for count in counts if self._bit_bytes(count) <= MOST_SHARED), 0)
 
     def _bit_bytes(self, passes: int) -> int:
         """Shared memory of tables, and of sums that are kept between passes."""

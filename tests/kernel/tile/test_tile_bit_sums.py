@@ -26,7 +26,7 @@ from kcg.kernel.tile.parameters import TileParameters
 from kcg.kernel.tile.plan import seconds
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.views import PackedView
-from kcg.workloads.packed_weights import FORMATS
+from kcg.workloads.packed_weights import FORMATS, PackedWeights
 from tests.chains import region_of
 from tests.kernel.tile.assembly_on_cpu import assembled
 from tests.kernel.tile.running import Case, compare, question_of, wrong_of
@@ -159,7 +159,7 @@ class Assembled(Writer):
 
 
 @with_triton
-@pytest.mark.parametrize(("rows", "inputs"), [(96, 1408), (130, 4096)])
+@pytest.mark.parametrize(("rows", "inputs"), [(96, 1408), (130, 4096), (70, 5632)])
 def test_assembly_finds_the_sums_in_shared_memory(
     rows: int, inputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +171,23 @@ def test_assembly_finds_the_sums_in_shared_memory(
     assert len({"shfl" in text for text in texts}) == 2
     cases = [replace(case, program=replace(case.program, source=text)) for case, text in zip(cases, texts, strict=True)]
     assert compare(cases, tmp_path) == [""] * len(cases)
+
+
+@with_triton
+def test_two_sums_of_a_row_have_tables_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kcg.kernel.tile.generate.Writer", Assembled)
+    x, made = empty(1, 4096), PackedWeights()
+    gate, up = (x.dot(made(name, (96, 4096), "q1_0").T, dtype="float32") for name in ("gate", "up"))
+    region = region_of(gate.contiguous() * up)
+    kernel = read_region(region)
+    assert len(kernel.reductions) == 2
+    given = {b.slot: blocks_of("q1_0", 1, b.size // 18 * 128) for b in kernel.buffers if b.dtype is dtypes.uint8}
+    cases = {}
+    for number, p in enumerate(programs_by_fours(kernel, 4)):
+        program = generate_kernel(kernel, TARGET, p, interpreted=True)
+        program = replace(program, source=assembled(program.source))
+        cases[str(number)] = Case(region, program, inputs=given, seed=number + 1)
+    assert not wrong_of(cases, tmp_path)
 
 
 @with_triton
