@@ -59,11 +59,11 @@ def bytes_of_tables(sums: BitSums, places: int) -> int:
     return places // LANES * sums.tables * TABLE_BYTES
 
 
-def allocated(root: Frame, nbytes: int) -> str:
-    """The address of so many bytes of shared memory, in which the bits of an entry's number are 0."""
-    address = root.writer.fresh("table")
-    root.writer.helpers[f"_sums_of_{nbytes}"] = _SUMS.format(nbytes=nbytes, align=TABLE_BYTES)
-    root.lines.add(f"{address} = _sums_of_{nbytes}(0)")  # by no name that is known: each is another
+def allocated(root: Frame, nbytes: int, align: int = TABLE_BYTES) -> str:
+    """The address of so many bytes of shared memory; in that of tables the bits of an entry's number are 0."""
+    address, name = root.writer.fresh("table"), f"_bytes_{nbytes}_by_{align}"
+    root.writer.helpers[name] = _BYTES.format(name=name, nbytes=nbytes, align=align)
+    root.lines.add(f"{address} = {name}(0)")  # by no name that is known: each is another
     return address
 
 
@@ -214,13 +214,13 @@ class ByFours(WideWords):
 # ---- what is written in assembly, and in its place
 
 
-_SUMS = """
+_BYTES = """
 @triton.jit
-def _sums_of_{nbytes}(number):
+def {name}(number):
     asm: tl.constexpr = "{{ .shared .align {align} .b8 sums[{nbytes}]; mov.u32 $0, sums; }}"
     return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
 """
-"""The address of so many bytes of shared memory, whose bits are 0 where an entry's number is put."""
+"""The address of so many bytes of shared memory, which are of the program as long as it runs."""
 
 
 def _put_helper() -> str:

@@ -52,6 +52,7 @@ from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
+from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times, fits
 from kcg.kernel.tile.reduction import Part
@@ -148,10 +149,10 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
 
     def _start_by_fours(self, view: PackedView, target: Target, first: TileParameters) -> TileParameters | None:
         """A program whose sums by four bits come from tables, where there are rows enough for all multiprocessors."""
-        rows = math.prod(view.kernel.extents)
-        tiles = powers(LEAST_ROWS, MOST_ROWS_BY_FOURS, MOST_ROWS_BY_FOURS)
-        for split, tile in itertools.product(SPLITS if view.may_split else (1,), reversed(tiles)):
-            found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split)
+        rows = sum(math.prod(one.extents) for one in view.kernel.launched)
+        tiles = powers(LEAST_ROWS, MOST_ROWS_BY_FOURS, MOST_ROWS_BY_FOURS)[::-1]
+        for split, width, tile in itertools.product(SPLITS if view.may_split else (1,), view.widths, tiles):
+            found = first.changed(tile=(tile,), num_warps=FOURS_WARPS, split=split, unpacked=width)
             plan = self.planned(view, target, found)
             if plan.by_fours and rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
                 many = rows >= FIRST_ROUNDS * LEAST_ROWS * FIRST_PERSISTENT * target.cores
@@ -527,7 +528,7 @@ def _memory(plan: PackedPlan, packed: Packed, root: Frame, passes: int) -> tuple
     """The addresses of a sum's tables, and of what is kept between passes."""
     sums, taken = plan.view.bit_sums(plan.unpacked)[packed.reduce], packed.unpacked(plan.unpacked)
     tables = allocated(root, bytes_of_tables(sums, plan.pass_of(taken, "0", 0, passes).places))
-    return tables, allocated(root, ENTRY_BYTES * plan.kept_rows) if passes > 1 else ""
+    return tables, allocated(root, ENTRY_BYTES * plan.kept_rows, VECTOR_BYTES) if passes > 1 else ""
 
 
 def _write_pass(
