@@ -54,7 +54,7 @@ from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PACKED, TileParameters
-from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times, fits
+from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times, fits, seconds
 from kcg.kernel.tile.reduction import Part
 from kcg.kernel.tile.split import SPLITS, SUM_WARPS, partials_of, store_partials, write_sums
 from kcg.kernel.tile.tables import HALF_BYTES, LANES, NO_TABLES, Copy, Tables, copy_tables
@@ -141,7 +141,7 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             unpacked=view.widths[0],
         )  # fmt: skip
         if may_be_by_fours(view, first) and (by_fours := self._start_by_fours(view, target, first)) is not None:
-            return by_fours
+            return min(by_fours, first, key=lambda p: seconds(self.planned(view, target, p), target))
         if not view.has_lookups or rows * SHARING_WARPS > power_of_two(count_of(view.kernel, axes[0])):
             return first
         sharing = first.changed(tile=(rows * SHARING_WARPS, *vectors), num_warps=SHARING_WARPS)
