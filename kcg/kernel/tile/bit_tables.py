@@ -56,13 +56,25 @@ class BitTables:
 
 def bytes_of_tables(sums: BitSums, places: int) -> int:
     """Shared memory of the tables for so many places."""
-    return places // LANES * sums.tables * TABLE_BYTES
+    return places // LANES * sums.tables * TABLE_BYTES + TABLE_BYTES  # with what aligning them takes
 
 
-def allocated(root: Frame, nbytes: int, align: int = TABLE_BYTES) -> str:
-    """The address of so many bytes of shared memory; in that of tables the bits of an entry's number are 0."""
-    address, name = root.writer.fresh("table"), f"_bytes_{nbytes}_by_{align}"
-    root.writer.helpers[name] = _BYTES.format(name=name, nbytes=nbytes, align=align)
+def allocated(root: Frame, nbytes: int) -> str:
+    """The address of so many bytes of shared memory."""
+    return _allocated(root, f"_bytes_{nbytes}", _BYTES, nbytes)
+
+
+def allocated_for_tables(root: Frame, nbytes: int) -> str:
+    """The address of tables in so many bytes: bits of an entry's number are 0 there. It is aligned as a program runs,
+    since what a program declares is aligned from where its shared memory begins: after 1 KiB on sm_90."""
+    return _allocated(root, f"_tables_{nbytes}", _ALIGNED, nbytes)
+
+
+def _allocated(root: Frame, name: str, helper: str, nbytes: int) -> str:
+    address = root.writer.fresh("table")
+    root.writer.helpers[name] = helper.format(
+        name=name, nbytes=nbytes, last=TABLE_BYTES - 1, mask=hex((1 << 32) - TABLE_BYTES)
+    )
     root.lines.add(f"{address} = {name}(0)")  # by no name that is known: each is another
     return address
 
@@ -217,10 +229,19 @@ class ByFours(WideWords):
 _BYTES = """
 @triton.jit
 def {name}(number):
-    asm: tl.constexpr = "{{ .shared .align {align} .b8 sums[{nbytes}]; mov.u32 $0, sums; }}"
+    asm: tl.constexpr = "{{ .shared .align 16 .b8 sums[{nbytes}]; mov.u32 $0, sums; }}"
     return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
 """
 """The address of so many bytes of shared memory, which are of the program as long as it runs."""
+
+_ALIGNED = """
+@triton.jit
+def {name}(number):
+    asm: tl.constexpr = (
+        "{{ .shared .align 16 .b8 sums[{nbytes}]; mov.u32 $0, sums; add.u32 $0, $0, {last}; and.b32 $0, $0, {mask}; }}"
+    )
+    return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
+"""
 
 
 def _put_helper() -> str:

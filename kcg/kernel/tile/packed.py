@@ -39,6 +39,7 @@ from kcg.kernel.tile.bit_tables import (
     ByFours,
     Pass,
     allocated,
+    allocated_for_tables,
     bytes_of_tables,
     keep,
     kept_sums,
@@ -52,7 +53,6 @@ from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import bytes_of, either, waves_of
 from kcg.kernel.tile.eviction import streamed
 from kcg.kernel.tile.form import Axes, Form, powers, warps_of
-from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.parameters import PACKED, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Registers, Shared, TilePlan, Times, fits, seconds
 from kcg.kernel.tile.reduction import Part
@@ -527,8 +527,8 @@ def _write_turns(plan: PackedPlan, tiled: Tiled, root: Frame, part: Part, digits
 def _memory(plan: PackedPlan, packed: Packed, root: Frame, passes: int) -> tuple[str, str]:
     """The addresses of a sum's tables, and of what is kept between passes."""
     sums, taken = plan.view.bit_sums(plan.unpacked)[packed.reduce], packed.unpacked(plan.unpacked)
-    tables = allocated(root, bytes_of_tables(sums, plan.pass_of(taken, "0", 0, passes).places))
-    return tables, allocated(root, ENTRY_BYTES * plan.kept_rows, VECTOR_BYTES) if passes > 1 else ""
+    tables = allocated_for_tables(root, bytes_of_tables(sums, plan.pass_of(taken, "0", 0, passes).places))
+    return tables, allocated(root, ENTRY_BYTES * plan.kept_rows) if passes > 1 else ""
 
 
 def _write_pass(

@@ -14,7 +14,9 @@ import numpy as np
 
 LANES = 32
 SHARED = 1 << 17
-BEGIN = 1 << 12  # of what is allocated: an address that is not aligned by itself
+BEGIN = 1 << 10
+"""Where what a program declares begins: sm_90 keeps the first KiB for itself. Declarations are aligned from here on, so
+that an alignment of 2 KiB says nothing of an address."""
 NO_NUMBER = 0x7FC12345
 
 memory = np.full(SHARED // 4, NO_NUMBER, np.uint32)
@@ -80,7 +82,7 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
         case ".shared":
             found = re.fullmatch(r"\.align (\d+) \.b8 (\w+)\[(\d+)\]", rest)
             assert found is not None, line
-            begin = -(-(allocated[0] + 4) // int(found[1])) * int(found[1])
+            begin = BEGIN - (BEGIN - allocated[0] - 4) // int(found[1]) * int(found[1])
             allocated[0] = begin + int(found[3])
             registers[found[2]] = np.array([begin], np.uint32)
         case "mov.u32" | "mov.b32":
@@ -90,6 +92,8 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
             pass
         case "and.b32":
             registers[words[0]] = value(words[1]) & value(words[2])
+        case "add.u32":
+            registers[words[0]] = value(words[1]) + value(words[2])
         case "add.f32":
             a, b = (value(word).view(np.float32) for word in words[1:])
             registers[words[0]] = (a + b).view(np.uint32)
