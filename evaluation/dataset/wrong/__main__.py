@@ -162,6 +162,7 @@ def summary(
     finalists: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="what it wrote of finalists")] = None,
     another: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="the same by another compiler")] = None,
     listed: Annotated[int, typer.Option(help="how many wrong programs are listed")] = 100,
+    run: Annotated[str, typer.Option(metavar="NAME", help="of the entry; of another one there is no headline")] = RUN,
     out: Annotated[Path, typer.Option(metavar="FILE", help="the figures")] = OUT,
 ) -> None:
     """Count outcomes, list what is wrong, and write the figures."""
@@ -175,7 +176,8 @@ def summary(
         typer.echo(f"by {others[0][0]['tools']}: {again['outcomes']}")
     typer.echo(wrong_summary.text_of(entry))
     typer.echo(wrong_summary.listing(rows, listed))
-    record_results(out, RUN, {**entry, "about": about, "command": this_command()}, wrong_summary.headline_of(entry))
+    headline = wrong_summary.headline_of(entry) if run == RUN else {}
+    record_results(out, run, {**entry, "about": about, "command": this_command()}, headline)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,15 @@ from typing import Any
 
 import pytest
 from tinygrad import Tensor
+from typer.testing import CliRunner
 
 from evaluation.dataset.wrong import judging, outcomes, raw_programs, summary
+from evaluation.dataset.wrong.__main__ import application
 from evaluation.dataset.wrong.compiled_ahead import Ahead, Compilers, compile_all, tools
 from evaluation.dataset.wrong.judged_program import CHECKED, Case, Over, Settings
 from evaluation.dataset.wrong.judging import Judging
 from evaluation.dataset.wrong.outcomes import Results, Row, read_results
-from evaluation.dataset.wrong.raw_programs import LEGAL, RAW, Drawn, Limits, Place, Programs, Wanted
+from evaluation.dataset.wrong.raw_programs import FINALIST, LEGAL, RAW, Drawn, Limits, Place, Programs, Wanted
 from evaluation.dataset.wrong.raw_space import TEXT, Product, Raw, draw_of, is_written, raw_spaces, why_not
 from kcg.errors import DeviceError, UsageError
 from kcg.kernel.codec import kernel_of
@@ -217,6 +219,24 @@ def test_shares_are_of_what_was_launched_and_intervals_of_regions() -> None:
     assert headline["wrong_share_raw"] == 0.5 and headline["wrong_share_legal"] == 0
     assert "wrong_share_finalists" not in headline and "| all | raw, not legal | " in summary.text_of(found)
     assert summary.listing(rows, 3).count("\n- ") == 3
+
+
+def invoke(*arguments: object) -> None:
+    found = CliRunner().invoke(application, ["summary", *map(str, arguments)])
+    assert found.exit_code == 0, found.output
+
+
+def test_an_entry_of_another_name_leaves_the_figures_as_they_are(tmp_path: Path) -> None:
+    rows = [row(r, "ok", 1e-3, legal=True, drawn=FINALIST) for r in range(3)]
+    (results := tmp_path / "finalists.json").write_text(
+        "".join(f"{json.dumps(one)}\n" for one in [{"tools": {}}, *rows])
+    )
+    figures_at = tmp_path / "figures.json"
+    invoke(results, "--out", figures_at)
+    headline = json.loads(figures_at.read_text())["headline"]
+    invoke(results, "--run", "others", "--out", figures_at)
+    found = json.loads(figures_at.read_text())
+    assert found["headline"] == headline and set(found["runs"]) == {"wrong programs", "others"}
 
 
 def test_what_another_compiler_made_of_the_same_programs() -> None:
