@@ -98,6 +98,9 @@ MOST_UNROLLED = 4_096
 SPILLING = 1_024
 """Of these from here on some programs spill: 48 of 261 recorded ones took 12 to 65 times as long as expected, and 2 of
 351 with fewer."""
+COMPUTED_OPERATIONS = 25
+"""Of an element of an operand that is computed, whatever it is computed of: by recorded programs of 203 regions of 16
+bits (docs/experiments/2026-11-30-computed-operands.md)."""
 IN_PIECES = 1.5  # times as long they take where a tile is several products side by side
 PAIR_REGISTERS = 1.9  # of a thread for each column that it makes something of, beside its sums
 SHARED_COLUMNS = 76  # registers of a thread that puts halves of shared columns together
@@ -1031,6 +1034,7 @@ def _tile(plan: MatmulPlan, f: Figures, tiles: int, flight_s: float) -> Tile:
     product_s = 2 * plan.sums * step / (f.tensor_ops * _tensor_share(plan, itemsize, f))
     products = len(plan.sub_tiles) * len(view.kernel.together)
     product_s *= 1 + f.piece_share * (products - 1) + f.pointer_share * (plan.loads_by != TMA)
+    product_s += _computed_s(plan, f)
     load_s = sum(plan.loaded) * step * itemsize / f.block_bytes
     apart_s = _apart(plan.group, plan.loaded, plan.counts, tiles) * step * itemsize / f.apart_bytes
     waiting_s = (flight_s + load_s + f.product_share * product_s) / max(plan.num_stages - 1, 0.5)
@@ -1043,6 +1047,15 @@ def _tile(plan: MatmulPlan, f: Figures, tiles: int, flight_s: float) -> Tile:
     part_s = 4 * plan.area / f.store_bytes
     opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if plan.loads_by == TMA else 0.0)
     return Tile(chain_s, shared_s, epilogue_s(plan, f), part_s, opening_s, f.crowding)
+
+
+def _computed_s(plan: MatmulPlan, f: Figures) -> float:
+    """Seconds of one step in which operands are computed that do not come as they stand: a norm's, a mask's, a cast."""
+    product, *_ = plan.products
+    sides = product.kernel.loading[::-1] if product.is_turned else product.kernel.loading
+    computed = (size for size, side in zip(plan.tile, sides, strict=True) if not all(one.as_it_is for one in side))
+    elements = sum(computed) * plan.step
+    return COMPUTED_OPERATIONS * elements / f.plain_ops
 
 
 def _apart(group: int, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
