@@ -42,7 +42,6 @@ UNQUOTED = {
 """What has so many numbers that any figure would be among them."""
 COMPUTED = ("| variant | pairwise |", "| script | cold start |")
 """Tables over seeds and of shares of the longest run: computed from the numbers of the file."""
-"""Runs of a changed tree. They are to be made again, and leave this list then; documents say of them what they are."""
 
 
 class Figures(NamedTuple):

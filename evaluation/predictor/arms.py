@@ -132,10 +132,12 @@ class Programs:
         self.seen = np.hstack([self._words, numbers.reshape(len(schedules), -1), np.log(expected_s)[:, None]])
 
     def apart(self, wanted: Parameters, *, settings: bool = False) -> NDArray[np.float64]:
-        """How far each program is from that, but for what none of them has; by their settings alone, or by all."""
+        """How far each program is from that; by their settings alone, or by all."""
         there = np.array([wanted.get(name, 0.0) for name in self._names])
         weights = self._are_settings.astype(float) if settings else 1.0
-        return np.asarray((np.abs(self._words - there) * weights).sum(1).round(9))
+        rest = {name: value for name, value in wanted.items() if name not in self._names}
+        nobodys = sum(map(abs, (settings_of(rest) if settings else rest).values()))
+        return np.asarray(((np.abs(self._words - there) * weights).sum(1) + nobodys).round(9))
 
     def nearest(self, left: Iterable[int], wanted: Parameters) -> int:
         """The program that is most like that, the faster by expectation of several."""

@@ -275,6 +275,7 @@ REGIONS: Final[dict[str, Case]] = {
     "running sums": Case(lambda: empty(4, 300).cumsum(1)),
     # packed weights: blocks that are aligned and have minima, and blocks that begin anywhere, of several vectors
     "packed weights": Case(lambda: empty(1, 1024) @ PackedWeights()("w", (256, 1024), "q4_k").T),
+    "packed weights of one bit": Case(lambda: empty(1, 4096) @ PackedWeights()("w", (32768, 4096), "q1_0").T),
     "packed weights, vectors": Case(lambda: empty(3, 512) @ PackedWeights()("w", (96, 512), "q4_0").T),
 }  # fmt: skip
 """By name. The first ten are what a refactoring of before was judged by."""

@@ -615,6 +615,7 @@ class Device:
     def _compiled_from(self, start: Future[Schedule], *asked: Any) -> Future[Schedule]:
         """Where a space begins, once that is known and compiled."""
         found = Future[Schedule]()
+        found.set_running_or_notify_cancel()
 
         def compiled(done: Future[Any]) -> None:
             if (error := done.exception()) is not None:

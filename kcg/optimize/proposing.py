@@ -133,7 +133,7 @@ class Proposing:
         """Have first programs compiled, and references computed, what matters most first: the programs of the best
         expected plan, then by no more than half of the compilers, since the search of the kernels has the others, what
         judging these needs and the programs of those that no plan may have. What a search asks for after it is not
-        made again."""
+        made again. Where it compiles none, only where the programs of these begin is looked for."""
         if self._wanted.is_set():
             return  # whoever wants them waits for this thread
         _, proposals = self._looked.result()

@@ -52,8 +52,8 @@ class Proposals:
     _alone: dict[Region, WorkloadCall | None] = field(default_factory=dict, repr=False, compare=False)
 
     def call_of(self, region: Region) -> WorkloadCall | None:
-        """The calls of a region, were it the only one; None where it occurs nowhere. Of those of some of the candidates
-        it is looked for once."""
+        """The calls of a region, were it the only one; None where it occurs nowhere. What was found is shared with
+        proposals of some of these candidates."""
         if region not in self._alone:
             call = planned(self.workload, [region], wanted=False).calls[-1]
             self._alone[region] = call if call.region == region else None

@@ -122,6 +122,6 @@ def _bits_of(unpacked: Unpacked, terms: Sequence[Term]) -> Iterator[tuple[Bit, t
             continue
         ((field, times),) = linear.terms
         if field.width == 1:
-            more = (added[term.others],) if term.others in added else ()
+            more = (added.pop(term.others),) if term.others in added else ()  # with one bit of several
             low = term.factor * linear.constant + sum(one.factor for one in more)
             yield Bit(field, number, low, low + term.factor * times, term.others), (term, *more)

@@ -90,7 +90,7 @@ def waited(root: Frame, address: str) -> str:
 def make_bit_tables(sums: BitSums, ranges: Sequence[UOp], of: Pass, root: Frame, warps: int, address: str) -> BitTables:
     """Writes what makes the tables for the places of a pass at an address."""
     lines, writer, places = root.lines, root.writer, of.places
-    frame = Frame(lines, (sums.width, places), outer=root, words=("bytes", "places"))
+    frame = Frame(lines, (sums.width, places), outer=root, words=("bytes", "entries"))
     of_bytes = min(warps, sums.width)
     warps_along = of_bytes, warps // of_bytes
     if root.layout:
@@ -301,8 +301,8 @@ def _over_lanes(rows):
 
 
 def _sum_helper(number: int) -> str:
-    """A function that loads an entry of the table with a number. It is pure: nothing changes a table whose address is
-    known."""
+    """A function that loads an entry of the table with a number. It is pure: the tables of each pass have an address of
+    their own, known behind a barrier, and what was read of them is kept (`_keep`) before the next one."""
     return f"""
 @triton.jit
 def _sum_{number}(at):

@@ -102,7 +102,7 @@ CDNA_3: Final = replace(
     # 163.4 of float32 by vectors and by matrix cores (and 653.7 of xf32); 5.3 TB/s of HBM3
     tensor_ops=4.3e12,
     float32_share=0.125,
-    several_share=0.085,
+    several_share=0.167,  # a third of that of xf32
     plain_ops=5.4e11,
     memory_bytes=0.83 * 5.3e12,  # the share that an H100 reaches of its own
     partial_bytes=0.83 * 5.3e12,

@@ -43,7 +43,7 @@ LEAST: dict[str, Any] = {
 ONLY = {
     "tail": "programs share the last tiles of one product, or two each halves of its columns",
     "loads": "only products have descriptors",
-    "persistent": "only products and specialised warps have persistent programs",
+    "persistent": "only products, specialised warps and sums by tables have persistent programs",
     "epilogue_parts": "only products have parts",
     "read_early": "programs finish a product's tiles themselves, or hold rows",
     "warp_specialize": "only a product's loop, where its loads are TMA",

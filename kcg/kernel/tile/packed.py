@@ -35,6 +35,7 @@ from kcg.kernel.reading.packed import (
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.bit_tables import (
     ENTRY_BYTES,
+    ROWS_TOGETHER,
     BitTables,
     ByFours,
     Pass,
@@ -91,7 +92,6 @@ OPERATIONS_BY_FOURS = 1.5  # of one that is of a sum by four bits
 MAKING = 2.5  # operations of an entry of such a sum's table
 LEAST_ROWS, MOST_ROWS_BY_FOURS = 64, 1024  # of a program, for which tables of sums pay, and at most
 MOST_PASSES = 8  # of a program through its rows: each is written out
-ROWS_AT_ONCE = 4  # of each warp of such a program
 PERSISTENT = (0, 2, 3, 4, 6)  # of these, programs of a multiprocessor that take tiles in turn
 FIRST_PERSISTENT, FIRST_ROUNDS = 4, 3  # of these where a search begins, if each has so many tiles
 FOURS_WARPS, FIRST_TILES = 8, 2  # where a search of these begins: warps, and tiles of a multiprocessor at least
@@ -157,7 +157,10 @@ class PackedProducts(Form[PackedView, "PackedPlan"]):
             if plan.by_fours and rows * split >= FIRST_TILES * tile * target.cores and fits(plan, device_of(target)):
                 many = rows >= FIRST_ROUNDS * LEAST_ROWS * FIRST_PERSISTENT * target.cores
                 if many and may_be_in_turn(view, found):
-                    found = found.changed(tile=(LEAST_ROWS,), persistent=FIRST_PERSISTENT)
+                    in_turn = found.changed(tile=(LEAST_ROWS,), persistent=FIRST_PERSISTENT)
+                    plan = self.planned(view, target, in_turn)
+                    if plan.by_fours and fits(plan, device_of(target)):
+                        return in_turn
                 return found
         return None
 
@@ -291,6 +294,10 @@ class PackedPlan(TilePlan):
         return min(self.num_warps, self.tile[0]) if self.tables or self.by_fours else 1
 
     @property
+    def exchanges_by_hand(self) -> bool:
+        return self.by_fours
+
+    @property
     def by_fours(self) -> bool:
         """Whether sums by four bits come from tables, which the program makes before it goes through its rows."""
         return self.passes > 0
@@ -342,7 +349,7 @@ class PackedPlan(TilePlan):
     @property
     def turns(self) -> int:
         """In which a program goes through its rows."""
-        return max(1, self.tile[0] // (self.along * ROWS_AT_ONCE)) if self.by_fours else 1
+        return max(1, self.tile[0] // (self.along * ROWS_TOGETHER)) if self.by_fours else 1
 
     @property
     def block(self) -> tuple[int, ...]:
@@ -370,6 +377,7 @@ class PackedPlan(TilePlan):
         if self.split > 1:
             yield Need("steps of each part", self.split, steps if self.by_fours else steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
+            yield Need("parts that differ where a sum is made again", self._parts_that_differ, 0)
         if self.persistent:
             yield Need("tables of sums", 1, self.passes)
             yield Need("tiles", self.programs + 1, self.tiles)
@@ -378,6 +386,13 @@ class PackedPlan(TilePlan):
         yield Need("sums of a thread", self.held, MOST_HELD)
         yield Need("words of a thread", self.words, MOST_WORDS)
         yield Need("shared memory", self.shared_bytes, device.shared_bytes)
+
+    @property
+    def _parts_that_differ(self) -> int:
+        """Sums of which a program has another part than that which it would make again, if it is not finite."""
+        again = [packed.unpacked(self.view.widths[-1]) for packed in self.view.packed]
+        pairs = [(one, other) for one, other in zip(self.taken, again, strict=True) if one.is_apart]
+        return sum(self.steps_of(one) * one.width != self.steps_of(other) * other.width for one, other in pairs)
 
     @property
     def words(self) -> int:

@@ -220,6 +220,11 @@ class TilePlan:
         return ()
 
     @property
+    def exchanges_by_hand(self) -> bool:
+        """Whether its threads hand values to each other in shared memory by assembly of its own, more than once."""
+        return False
+
+    @property
     def dots(self) -> tuple[Dot, ...]:
         """The products that its text has."""
         return ()
@@ -325,12 +330,12 @@ def workspace_bytes(plan: TilePlan) -> int:
 
 
 def needs_stress(plan: TilePlan) -> bool:
-    """Whether a program is of asynchronous copies by TMA, of specialised warps, of barriers of its own, of several
-    products, or of a product whose staged loads have conditions, as those of a convolution at its edges (13 of 2,093
-    recorded ones were wrong, of 8,507 others none: docs/wrong-programs.md): what is chosen of these has to run very
-    often before it is believed."""
+    """Whether a program is of asynchronous copies by TMA, of specialised warps, of barriers or exchanges of its own,
+    of several products, or of a product whose staged loads have conditions, as those of a convolution at its edges
+    (13 of 2,093 recorded ones were wrong, of 8,507 others none: docs/wrong-programs.md): what is chosen of these has to
+    run very often before it is believed."""
     several = len(plan.dots) > 1 or any(dot.precision == TF32X3 for dot in plan.dots)
-    if plan.loads_by == TMA or plan.warp_specialize or plan.barriers or several:
+    if plan.loads_by == TMA or plan.warp_specialize or plan.barriers or plan.exchanges_by_hand or several:
         return True
     staged = plan.num_stages > 1 and bool(plan.dots)
     return staged and any(load.gates for kernel in plan.view.kernel.launched for load in kernel.loads)

@@ -73,6 +73,9 @@ OF_ONE_BIT = {
     ),
     "a vector times another": Odd(18, lambda b: _in_order(b[:, 2:]) * _half(b), x=lambda x: x * empty(1, 2048) + 1),
     "no scale": Odd(32, _in_order, blocks=4, halves=()),
+    "two bits of planes, and a constant": Odd(
+        34, lambda b: (_in_order(b[:, 2:18]) + _in_order(b[:, 18:34]) * 2 - 1) * _half(b)
+    ),
 }  # fmt: skip
 
 
@@ -213,6 +216,7 @@ VECTORS: dict[str, Callable[[np.ndarray], None]] = {
     "one infinite": lambda x: x.__setitem__(5, np.inf),
     "two infinite in four": lambda x: x.__setitem__(slice(5, 7), [np.inf, -np.inf]),
     "two infinite in different ones": lambda x: x.__setitem__([5, 700], np.inf),
+    "one infinite where parts of a row meet": lambda x: x.__setitem__(len(x) // 2 + 5, np.inf),
     "one that is none": lambda x: x.__setitem__(77, np.nan),
     "large": lambda x: x.__imul__(1e36),
     "zeros below 0": lambda x: x.__setitem__(slice(0, 64), -0.0),

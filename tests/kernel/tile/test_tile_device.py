@@ -81,6 +81,33 @@ def test_what_tensor_memory_sums_of_bytes_is_not_on_every_device() -> None:
     assert all(device.multiplies("float8_e4m3") for device in DEVICES.values() if device.tensor_memory)
 
 
+def test_products_of_float32_take_what_fused_multiply_adds_do() -> None:
+    """Exact ones, where no tensor core takes float32: with few sums a thread waits for operands, with many spills."""
+    hopper = figures_of(TARGETS["sm_90"])
+    few, some, many = (hopper.share_of_float32("ieee", sums) for sums in (2, 32, 512))
+    assert few < some > many and some < hopper.plain_ops / hopper.tensor_ops
+    assert some < hopper.share_of_float32("tf32x3", 32) < hopper.share_of_float32("tf32", 32) / 2
+    assert figures_of(MI300X).share_of_float32("ieee", 2) == figures_of(MI300X).float32_share
+    kernel = read_region(region_of(empty(1024, 1024) @ empty(1024, 768)))
+    exact = default_parameters(kernel, TARGETS["sm_90"]).changed(
+        precision="ieee", tile=(64, 64), reduce_tile=32, num_warps=4, num_stages=2, split=1, tail=1, persistent=0
+    )
+
+    def expected_s(tile: tuple[int, int], step: int) -> float:
+        return predicted_seconds(kernel, TARGETS["sm_90"], exact.changed(tile=tile, reduce_tile=step))
+
+    assert expected_s((64, 64), 128) > expected_s((64, 64), 32), "more than 1,024 multiplications of a step"
+    assert expected_s((64, 96), 32) > 0.95 * expected_s((64, 128), 32), "a tile in pieces takes longer"
+
+
+def test_an_operand_that_is_computed_takes_time() -> None:
+    left, right = (empty(1024, 1024, dtype="bfloat16") for _ in range(2))
+    plain, computed = (read_region(region_of(one @ right)) for one in (left, (left * 2 + 1).silu()))
+    p = default_parameters(plain, TARGETS["sm_90"]).changed(loads="pointer", persistent=0, tail=1, split=1)
+    one, other = (predicted_seconds(kernel, TARGETS["sm_90"], p) for kernel in (plain, computed))
+    assert other > 1.1 * one
+
+
 # ---- an MI300X: 64 threads of a wave, 64 KB of shared memory, matrix cores for float32
 
 MI300X = TARGETS["gfx942"]

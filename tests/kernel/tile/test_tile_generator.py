@@ -56,6 +56,10 @@ def packed() -> Tensor:
     return empty(1, 512) @ PackedWeights()("w", (64, 512), "q4_k").T
 
 
+def of_one_bit() -> Tensor:
+    return empty(1, 4096) @ PackedWeights()("w", (192, 4096), "q1_0").T
+
+
 def unpacked() -> Tensor:
     vectors = empty(256, 512, dtype="float16")
     return vectors.dot(PackedWeights()("w", (256, 512), "q4_k").T, dtype="float32").cast("float16")
@@ -69,6 +73,12 @@ CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (lambda: empty(512, 1024).softmax(), "sm_90", TileParameters(ROWS, ((0,),), (1,), 1024, num_stages=1)),
     (lambda: empty(64, 256).cumsum(1), "sm_80", TileParameters(PREFIX, BOTH, (8, 256), 1, num_stages=1)),
     (packed, "sm_90", TileParameters(PACKED, ((0,),), (4,), 32, num_warps=1, num_stages=1, unpacked=16)),
+    (of_one_bit, "sm_90", TileParameters(PACKED, ((0,),), (64,), 32, num_warps=8, num_stages=1, unpacked=8)),
+    (
+        of_one_bit,
+        "sm_90",
+        TileParameters(PACKED, ((0,),), (64,), 32, num_warps=8, num_stages=1, unpacked=8, persistent=2),
+    ),
     (product, "sm_80", TileParameters(CONTRACTION, BOTH, (64, 64), 64, group=8, num_stages=4, fast_math=False)),
     (product, "sm_90", TileParameters(CONTRACTION, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=3)),
     (product, "sm_90", TileParameters(PIPELINED, BOTH, (128, 128), 64, loads=TMA, persistent=1, num_stages=4)),
