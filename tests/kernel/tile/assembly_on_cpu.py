@@ -2,7 +2,8 @@
 
 A program's text that is written for a GPU but for its layouts is run as it is: `run_assembly` stands for
 `tl.inline_asm_elementwise`, and knows the instructions that such programs have. Shared memory is an array that begins
-with what is no number, where an entry that nobody stored is read.
+with what is no number, where an entry that nobody stored is read. All threads run together, so that a barrier does
+nothing here; that there is one between the store of an entry and its load, and before it is stored again, is asserted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ NO_NUMBER = 0x7FC12345
 memory = np.full(SHARED // 4, NO_NUMBER, np.uint32)
 allocated = [BEGIN]
 programs: list[Any] = [None]  # the one that runs
+tables: list[range] = []  # addresses whose entries other threads read
+barriers = [0]  # that threads have passed
+stored, loaded = (np.full(SHARED // 4, -1) for _ in range(2))  # behind how many barriers an entry was
 
 
 def run_assembly(
@@ -33,7 +37,7 @@ def run_assembly(
 
     if programs[0] != (running := interpreter_builder.grid_idx):
         programs[0] = running
-        memory[:], allocated[0] = NO_NUMBER, BEGIN
+        begin()
     pack = getattr(pack, "value", pack)
     text, type_ = getattr(asm, "value", asm), getattr(dtype, "value", dtype)
     given = [a.handle.data if isinstance(a, tl.tensor) else np.array(getattr(a, "value", a)) for a in args]
@@ -47,6 +51,8 @@ def run_assembly(
     registers["%laneid"] = np.arange(given[0].size, dtype=np.uint32) % LANES
     for line in filter(None, map(str.strip, text.strip(" {}").split(";"))):
         _run(line, registers)
+    if ".shared" in text and "and.b32" in text:  # what is aligned is a table
+        tables.append(range(int(registers["$0"].max()), allocated[0]))
     found = np.stack([registers[f"${number}"].reshape(given[0].shape) for number in range(pack)])
     found = found.swapaxes(0, 1).reshape(shape) if pack > 1 else found[0]
     kind = {tl.float32: np.float32, tl.int32: np.int32, tl.uint32: np.uint32}[type_]
@@ -54,15 +60,28 @@ def run_assembly(
     return tl.tensor(TensorHandle(made, type_), tl.block_type(type_, list(shape)) if shape else type_)
 
 
+def begin() -> None:
+    """Another program begins, or another launch."""
+    memory[:], allocated[0], barriers[0] = NO_NUMBER, BEGIN, 0
+    stored[:], loaded[:] = -1, -1
+    tables.clear()
+
+
 def assembled(source: str) -> str:
     """A program's text with this in the place of assembly."""
-    return f"from assembly_on_cpu import run_assembly\n{source.replace('tl.inline_asm_elementwise(', 'run_assembly(')}"
+    text = source.replace("tl.inline_asm_elementwise(", "run_assembly(")
+    return f"from assembly_on_cpu import begin, run_assembly\nbegin()\n{text}"
 
 
 def as_bits(values: np.ndarray) -> np.ndarray:
     """Words of 32 bits."""
     is_wide = values.dtype.itemsize != 4
     return np.ascontiguousarray(values.astype(np.uint32) if is_wide else values).reshape(-1).view(np.uint32)
+
+
+def is_table(at: np.ndarray) -> bool:
+    """Whether words are a table's."""
+    return any(4 * int(at.min()) in one for one in tables)
 
 
 def _run(line: str, registers: dict[str, np.ndarray]) -> None:
@@ -88,7 +107,9 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
         case "mov.u32" | "mov.b32":
             size = max(len(one) for one in registers.values())
             registers[words[0]] = np.broadcast_to(value(words[1]), (size,)).copy()
-        case "bar.sync" | ".reg":
+        case "bar.sync":
+            barriers[0] += 1
+        case ".reg":
             pass
         case "and.b32":
             registers[words[0]] = value(words[1]) & value(words[2])
@@ -114,8 +135,16 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
             low, high, amount = (value(word).astype(np.uint64) for word in words[1:])
             registers[words[0]] = ((high << np.uint64(32) | low) >> np.minimum(amount, 32)).astype(np.uint32)
         case "st.shared.f32":
-            memory[place(words[0])] = value(words[1])
+            at = place(words[0])
+            if is_table(at):
+                assert (loaded[at] < barriers[0]).all(), "stored while another thread may still load"
+                stored[at] = barriers[0]
+            memory[at] = value(words[1])
         case "ld.shared.f32":
-            registers[words[0]] = memory[place(words[1])]
+            at = place(words[1])
+            if is_table(at):
+                assert (stored[at] < barriers[0]).all(), "loaded while another thread may not have stored"
+                loaded[at] = barriers[0]
+            registers[words[0]] = memory[at]
         case _:
             raise AssertionError(line)
