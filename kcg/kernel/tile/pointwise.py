@@ -51,7 +51,8 @@ STEP_BYTES = 16_384  # of a row in one step: what a program of 256 threads keeps
 STRIDED_TILE = 8_192  # elements of a block whose rows are reduced along another axis than memory's
 OF_A_CLOCK = 4
 """Operations of an element that take a lane as long as one: many are addresses that neighbours share. Of products 1 is
-nearer, by recorded ones of 429 regions (docs/experiments/2026-11-30-products-of-float32.md)."""
+nearer, by recorded ones of 429 regions (docs/experiments/2026-11-30-products-of-float32.md); those that are reduced at
+once are taken to be as these."""
 ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some of them wait
 NO_LOOP = Loop("nothing", 0, 0)
 MOST_OF_THREAD = 128  # elements
@@ -469,7 +470,7 @@ def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
     )
     stream_s *= max(1.0, elements / MOST_HELD)
     work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
-    each = 1 if kernel.contraction is not None else OF_A_CLOCK
+    each = 1 if kernel.contraction is not None or plan.depth > 1 else OF_A_CLOCK
     compute_s = all_elements * work / (f.plain_ops * busy) / each
     # what one program waits for, others of its multiprocessor fill
     ahead = plan.num_stages if plan.depth else 1
