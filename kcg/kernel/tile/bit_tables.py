@@ -15,7 +15,7 @@ from kcg.kernel.reading.accesses import BufferSlot, loads_of
 from kcg.kernel.reading.bit_sums import FOUR, Bit, BitSums, Four
 from kcg.kernel.reading.packed import SMALL_TABLE, Unpacked, without_constant
 from kcg.kernel.tile.emit import Block, Frame
-from kcg.kernel.tile.tables import COPIED_HELPER
+from kcg.kernel.tile.tables import COPIED_HELPER, shared_bytes
 from kcg.kernel.tile.tiles import Axis, bind_axis
 from kcg.kernel.tile.unpack import WITH, WideWords
 
@@ -61,21 +61,16 @@ def bytes_of_tables(sums: BitSums, places: int) -> int:
 
 def allocated(root: Frame, nbytes: int) -> str:
     """The address of so many bytes of shared memory."""
-    return _allocated(root, f"_bytes_{nbytes}", _BYTES, nbytes)
+    address = root.writer.fresh("table")
+    root.lines.add(f"{address} = {shared_bytes(root.writer, nbytes)}")  # by no name that is known: each is another
+    return address
 
 
 def allocated_for_tables(root: Frame, nbytes: int) -> str:
     """The address of tables in so many bytes: bits of an entry's number are 0 there. It is aligned as a program runs,
     since what a program declares is aligned from where its shared memory begins: after 1 KiB on sm_90."""
-    return _allocated(root, f"_tables_{nbytes}", _ALIGNED, nbytes)
-
-
-def _allocated(root: Frame, name: str, helper: str, nbytes: int) -> str:
-    address = root.writer.fresh("table")
-    root.writer.helpers[name] = helper.format(
-        name=name, nbytes=nbytes, last=TABLE_BYTES - 1, mask=hex((1 << 32) - TABLE_BYTES)
-    )
-    root.lines.add(f"{address} = {name}(0)")  # by no name that is known: each is another
+    address = allocated(root, nbytes)
+    root.lines.add(f"{address} = ({address} + {TABLE_BYTES - 1}) & {-TABLE_BYTES}")
     return address
 
 
@@ -224,24 +219,6 @@ class ByFours(WideWords):
 
 
 # ---- what is written in assembly, and in its place
-
-
-_BYTES = """
-@triton.jit
-def {name}(number):
-    asm: tl.constexpr = "{{ .shared .align 16 .b8 sums[{nbytes}]; mov.u32 $0, sums; }}"
-    return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
-"""
-"""The address of so many bytes of shared memory, which are of the program as long as it runs."""
-
-_ALIGNED = """
-@triton.jit
-def {name}(number):
-    asm: tl.constexpr = (
-        "{{ .shared .align 16 .b8 sums[{nbytes}]; mov.u32 $0, sums; add.u32 $0, $0, {last}; and.b32 $0, $0, {mask}; }}"
-    )
-    return tl.inline_asm_elementwise(asm, "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
-"""
 
 
 def _put_helper() -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reading.packed import SMALL_TABLE
-from kcg.kernel.tile.emit import TYPES, Block, Frame
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Writer
 from kcg.kernel.tile.tiles import power_of_two
 from kcg.kernel.tile.unpack import buffer_of
 
@@ -74,9 +74,8 @@ def _copy_table(slot: int, entries: int, root: Frame, threads: int) -> tuple[str
         )
     table = buffer
     if writer.ptx:
-        writer.helpers[f"_table_of_{copy.nbytes}"] = _TABLE.format(nbytes=copy.nbytes)
+        table = lines.name(shared_bytes(writer, copy.nbytes, slot), "table")
         writer.helpers |= {"_put": _PUT, "_copied": COPIED_HELPER}
-        table = lines.name(f"_table_of_{copy.nbytes}({slot})", "table")
     inexact, at = writer.fresh("inexact"), lines.name(f"tl.arange(0, {copy.at_once}{layout})", "entries")
     lines.add(f"{inexact} = tl.zeros([{copy.at_once}], tl.int32{layout})")
     for turn in range(copy.turns):
@@ -89,6 +88,12 @@ def _copy_table(slot: int, entries: int, root: Frame, threads: int) -> tuple[str
         if writer.ptx:
             lines.add(f"_put({table} + {HALF_BYTES} * {place}, {half}.to(tl.uint16, bitcast=True))")
     return (lines.name(f"_copied({table})", "table") if writer.ptx else table), inexact
+
+
+def shared_bytes(writer: Writer, nbytes: int, number: int = 0) -> str:
+    """The address of so many bytes of shared memory; of several the `number` tells texts apart, not addresses."""
+    writer.helpers[f"_table_of_{nbytes}"] = _TABLE.format(nbytes=nbytes)
+    return f"_table_of_{nbytes}({number})"
 
 
 _TABLE = """

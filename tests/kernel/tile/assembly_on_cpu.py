@@ -23,9 +23,10 @@ NO_NUMBER = 0x7FC12345
 memory = np.full(SHARED // 4, NO_NUMBER, np.uint32)
 allocated = [BEGIN]
 programs: list[Any] = [None]  # the one that runs
-tables: list[range] = []  # addresses whose entries other threads read
 barriers = [0]  # that threads have passed
-stored, loaded = (np.full(SHARED // 4, -1) for _ in range(2))  # behind how many barriers an entry was
+stored, loaded = (np.full(SHARED // 4, -1) for _ in range(2))
+"""Behind how many barriers a table's entry was stored, and any word loaded. A table's entries are stored several at
+once; a sum that a thread keeps for itself alone."""
 
 
 def run_assembly(
@@ -49,10 +50,9 @@ def run_assembly(
         given = list(rows.reshape(-1, pack, LANES).swapaxes(0, 1))
     registers = {f"${number + pack}": as_bits(one) for number, one in enumerate(given)}
     registers["%laneid"] = np.arange(given[0].size, dtype=np.uint32) % LANES
+    for_others = text.count("st.shared") > 1
     for line in filter(None, map(str.strip, text.strip(" {}").split(";"))):
-        _run(line, registers)
-    if ".shared" in text and "and.b32" in text:  # what is aligned is a table
-        tables.append(range(int(registers["$0"].max()), allocated[0]))
+        _run(line, registers, for_others)
     found = np.stack([registers[f"${number}"].reshape(given[0].shape) for number in range(pack)])
     found = found.swapaxes(0, 1).reshape(shape) if pack > 1 else found[0]
     kind = {tl.float32: np.float32, tl.int32: np.int32, tl.uint32: np.uint32}[type_]
@@ -64,7 +64,6 @@ def begin() -> None:
     """Another program begins, or another launch."""
     memory[:], allocated[0], barriers[0] = NO_NUMBER, BEGIN, 0
     stored[:], loaded[:] = -1, -1
-    tables.clear()
 
 
 def assembled(source: str) -> str:
@@ -79,12 +78,7 @@ def as_bits(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values.astype(np.uint32) if is_wide else values).reshape(-1).view(np.uint32)
 
 
-def is_table(at: np.ndarray) -> bool:
-    """Whether words are a table's."""
-    return any(4 * int(at.min()) in one for one in tables)
-
-
-def _run(line: str, registers: dict[str, np.ndarray]) -> None:
+def _run(line: str, registers: dict[str, np.ndarray], for_others: bool) -> None:
     name, _, rest = line.partition(" ")
     words = [word.strip() for word in rest.split(",")]
 
@@ -113,8 +107,6 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
             pass
         case "and.b32":
             registers[words[0]] = value(words[1]) & value(words[2])
-        case "add.u32":
-            registers[words[0]] = value(words[1]) + value(words[2])
         case "add.f32":
             a, b = (value(word).view(np.float32) for word in words[1:])
             registers[words[0]] = (a + b).view(np.uint32)
@@ -136,15 +128,14 @@ def _run(line: str, registers: dict[str, np.ndarray]) -> None:
             registers[words[0]] = ((high << np.uint64(32) | low) >> np.minimum(amount, 32)).astype(np.uint32)
         case "st.shared.f32":
             at = place(words[0])
-            if is_table(at):
+            if for_others:
                 assert (loaded[at] < barriers[0]).all(), "stored while another thread may still load"
                 stored[at] = barriers[0]
             memory[at] = value(words[1])
         case "ld.shared.f32":
             at = place(words[1])
-            if is_table(at):
-                assert (stored[at] < barriers[0]).all(), "loaded while another thread may not have stored"
-                loaded[at] = barriers[0]
+            assert (stored[at] < barriers[0]).all(), "loaded while another thread may not have stored"
+            loaded[at] = barriers[0]
             registers[words[0]] = memory[at]
         case _:
             raise AssertionError(line)
