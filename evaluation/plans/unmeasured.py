@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +47,7 @@ from kcg.predictor.cost import KnownCost
 from kcg.predictor.plans import PlanPredictor
 from kcg.rl.plan_env import Array, Steps, parts_of, program_of, read_recordings
 from kcg.rl.plan_recording import Part, PlanRecording, TimedPlan
-from kcg.types import Target
+from kcg.types import Region, Target
 from kcg.workloads.registry import spec_of
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
@@ -153,14 +154,21 @@ def least_s(steps: Steps, compared_s: Iterable[float]) -> float:
     return min(step_of(steps, best), *timed, *compared_s)
 
 
-def predicted_s(
-    recording: PlanRecording, predictor: PlanPredictor | KnownCost, target: Target, shape: tuple[int, int]
-) -> Array:
-    """(P, C): what a predictor says of all candidates, in seconds of a call. Captures the program."""
-    workload = spec_of(recording.workload).capture(recording.preset)
+@cache
+def _regions_of(name: str, preset: str) -> dict[str, Region]:
+    """The kernels of a program, and the regions that its plans may have, by id."""
+    workload = spec_of(name).capture(preset)
     regions = {call.region.id: call.region for call in workload.calls}
     for _, candidates in propose(workload).sequences:
         regions |= {candidate.region.id: candidate.region for candidate in candidates}
+    return regions
+
+
+def predicted_s(
+    recording: PlanRecording, predictor: PlanPredictor | KnownCost, target: Target, shape: tuple[int, int]
+) -> Array:
+    """(P, C): what a predictor says of all candidates, in seconds of a call. Captures the program, once."""
+    regions = _regions_of(recording.workload, recording.preset)
     found = np.full(shape, np.inf)
     for number, part in enumerate(parts_of(recording)):
         kind, _, _ = part.candidates[0].schedule.partition(":")
