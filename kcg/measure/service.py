@@ -725,7 +725,7 @@ class MeasureService:
             job = references_job, region, variables, seeds, known
             if known is None or known.seconds < APART_S or self.compile_workers < PARTS:
                 whole = self.beside(*job, timeout_s=REFERENCES_TIMEOUT_S, patient=True)
-                whole.add_done_callback(partial(_pass_on, to=found))
+                whole.add_done_callback(partial(pass_on, to=found))
                 return
             parts = [self.beside(*job, n, timeout_s=REFERENCES_TIMEOUT_S, patient=True) for n in range(PARTS)]
             left = iter(range(PARTS - 1, -1, -1))  # of the parts, taken by whichever ends
@@ -740,7 +740,7 @@ class MeasureService:
         def follow(done: Future[References]) -> None:
             error = done.exception()
             if why_no_reference(error):  # nor is there one of other seeds
-                _pass_on(done, to=found)
+                pass_on(done, to=found)
             else:
                 begin(None if error is not None else done.result())
 
@@ -979,7 +979,7 @@ def _known(outcome: CompileOutcome) -> dict[str, Any]:
     }
 
 
-def _pass_on(done: Future[Any], *, to: Future[Any]) -> None:
+def pass_on(done: Future[Any], *, to: Future[Any]) -> None:
     """Let one future have what another one came to."""
     if (error := done.exception()) is not None:
         to.set_exception(error)

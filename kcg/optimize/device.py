@@ -28,7 +28,7 @@ from kcg.measure.device_info import Neighbours
 from kcg.measure.lock import lock_device, lock_folder
 from kcg.measure.pools import ServiceClosed
 from kcg.measure.protocol import PROTOCOL, SHORT_S
-from kcg.measure.service import BASELINE_TIMEOUT_S, JobReport, MeasureService, Request
+from kcg.measure.service import BASELINE_TIMEOUT_S, JobReport, MeasureService, Request, pass_on
 from kcg.measure.service import SAMPLER as JUDGE
 from kcg.measure.spread import CHECK, CHECK_TRIAL, CHECKED, Spread
 from kcg.optimize import costs
@@ -617,22 +617,16 @@ class Device:
         found = Future[Schedule]()
         found.set_running_or_notify_cancel()
 
-        def compiled(done: Future[Any]) -> None:
-            if (error := done.exception()) is not None:
-                found.set_exception(error)
-            else:
-                found.set_result(done.result())
-
         def begun(done: Future[Schedule]) -> None:
             if done.exception() is not None:
-                compiled(done)
+                pass_on(done, to=found)
                 return
             try:
                 job = self.service.beside(first_program_job, *asked, done.result(), timeout_s=FIRST_TIMEOUT_S)
             except Exception as error:  # whoever waits would wait for ever
                 found.set_exception(error)
             else:
-                job.add_done_callback(compiled)
+                job.add_done_callback(functools.partial(pass_on, to=found))
 
         start.add_done_callback(begun)
         return found
