@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 
-from evaluation.pytorch import attention, layers, rope, sum_levels
+from evaluation.pytorch import attention, layers, models, rope, sum_levels
 from evaluation.pytorch.kind import ITEM_BYTES, Array, Case, Comparison, Kind, as_stored, drawn
 
 MODULES = (attention, rope, sum_levels, layers)
-COMPARISONS: dict[str, Comparison] = {module.COMPARISON.name: module.COMPARISON for module in MODULES}
+COMPARISONS: dict[str, Comparison] = {
+    module.COMPARISON.name: module.COMPARISON for module in (attention, rope, sum_levels, models)
+}
 KINDS: dict[str, Kind] = {name: kind for module in MODULES for name, kind in module.KINDS.items()}
 FAMILY = "family"
 """The kind of a case that is a preset of `kcg.workloads`: no `Kind`, no reference."""

@@ -2,12 +2,13 @@
 
     python -m evaluation.pytorch.compare attention --device cuda --budget 20m
     python -m evaluation.pytorch.compare rope --device cpu --size mini --tune 5s --contenders tinygrad,kcg,eager
-    python -m evaluation.pytorch.compare layers_torch --device cuda --only softmax
+    python -m evaluation.pytorch.compare models --device cuda --only softmax,GPT-2
     python -m evaluation.pytorch.compare sum_levels --device cuda --draw-only
 
-`attention`, `rope`, `sum_levels` and `layers_torch` are in the files of their names (`layers.py`), each with what is
-run in tinygrad, PyTorch and Triton, and its float64 reference. All contenders are timed in turns, each in a process of
-its own. Writes evaluation/results/NAME.json, and from it pictures and tables. The same command goes on where it was.
+`attention`, `rope`, `sum_levels` and `models` (layers, and whole models) are in the files of their names, each with
+what is run in tinygrad, PyTorch and Triton, and its float64 reference. All contenders are timed in turns, each in a
+process of its own. Writes evaluation/results/NAME.json, and from it pictures and tables. The same command goes on where
+it was.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def headline(comparison: Comparison) -> Callable[[str], Callable[[Rows], dict[st
 
     def of_run(run: str) -> Callable[[Rows], dict[str, float]]:
         def made(rows: Rows) -> dict[str, float]:
-            return {
+            own = comparison.summary(rows) if run.startswith("full") else {}
+            return own | {
                 key_of(name, comparison.label(key), words, run): found[figure]
                 for key in sorted(rows, key=comparison.place)
                 for name, found in rows[key]["contenders"].items()
@@ -52,7 +54,9 @@ def main(
     name: Annotated[str, typer.Argument(help=", ".join(COMPARISONS))],
     device: comparing.Device = "auto",
     size: Annotated[str, typer.Option(help="full or mini")] = "full",
-    only: Annotated[str, typer.Option(help="cases whose names contain this")] = "",
+    only: Annotated[
+        str, typer.Option(help="cases whose names contain this, or one of these, with commas between")
+    ] = "",
     tune: Annotated[str, typer.Option(help="kcg's budget for each case; empty: the comparison's usual one")] = "",
     contenders: Annotated[str, typer.Option(help="with commas between; empty: the usual ones")] = "",
     limit: Annotated[float, typer.Option(help="seconds for making a contender ready; 0: as usual")] = 0.0,
@@ -82,7 +86,7 @@ def main(
     dev, titled = choose_device(device).dev, headline(comparison)
     with opened(dev, size, out, asked, headline=titled, write=comparison.write) as rows:
         for entry in comparison.entries(size):
-            if only in entry.key:
+            if any(part in entry.key for part in only.split(",")):
                 by = named("contender", entry.only, comparison.contenders) if entry.only else chosen
                 rows.time(entry.key, entry.case, by, profiled=entry.profiled)
 

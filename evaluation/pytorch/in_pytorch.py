@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from evaluation.pytorch.cases import FAMILY, arrays, kind_of
-from evaluation.pytorch.kind import Case, values_of
+from evaluation.pytorch.kind import Case, Trained, values_of
 from evaluation.pytorch.serving import Call, Prepared, serve
 from kcg.compat.programs import SPIN_HZ, hidden_s, hiding
 from kcg.measure.device_info import NoSensors, NvidiaSensors, Sensors
@@ -25,7 +25,7 @@ AS_WRITTEN = ("eager", "triton")
 WARM_UPS = 3  # calls until graphs are recorded
 
 Tensor = torch.Tensor
-Ready = tuple[Callable[..., Any], dict[str, Tensor]]  # what is compiled, and its inputs
+Ready = tuple[Callable[..., Any] | Trained, dict[str, Tensor]]  # what is compiled, and its inputs
 
 
 def build(case: Case, device: str, seed: int = 0) -> Ready:
@@ -33,7 +33,7 @@ def build(case: Case, device: str, seed: int = 0) -> Ready:
     if case["kind"] == FAMILY:
         from evaluation.pytorch.models_torch import build_model
 
-        return build_model(case["name"], case["preset"], device, seed)
+        return build_model(case, device, seed)
     dtype, kind = getattr(torch, case["dtype"]), kind_of(case)
     made = {name: torch.from_numpy(values).to(device).to(dtype) for name, values in arrays(case, seed).items()}
     made |= {name: torch.from_numpy(values).to(device) for name, values in kind.tables(case).items()}
@@ -58,7 +58,8 @@ def prepare(
         torch._dynamo.reset()
         config.donated_buffer = False  # a backward pass is timed many times
     with torch.no_grad():
-        function, inputs = build(case, device)
+        made, inputs = build(case, device)
+    function = made.loss if isinstance(made, Trained) else made
     if how == "triton":
         if device == "cpu":
             os.environ["TRITON_INTERPRET"] = "1"
@@ -70,14 +71,19 @@ def prepare(
             torch._dynamo.mark_static_address(tensor)  # graphs read it where it is: no copy with every call
         function = compiled(function, how)
     graphs = how not in AS_WRITTEN
-    call = backward_of(function, inputs) if case.get("backward") else _forward(function, inputs, graphs=graphs)
+    if isinstance(made, Trained):
+        call = _trained(function, inputs, made.targets, graphs=graphs)
+    elif case.get("backward"):
+        call = backward_of(function, inputs)
+    else:
+        call = _forward(function, inputs, graphs=graphs)
     for _ in range(WARM_UPS):
         call()
 
     def values() -> Sequence[float]:
         found = call()
-        first = found if isinstance(found, torch.Tensor) else found[0]
-        return values_of(first.detach().float().cpu().numpy())
+        compared = found if isinstance(found, torch.Tensor) else found[case.get("compared", 0)]
+        return values_of(compared.detach().float().cpu().numpy())
 
     facts: dict[str, Any] = {"torch": torch.__version__}
     if device == "cuda":
@@ -93,6 +99,20 @@ def _forward(function: Callable[..., Any], inputs: dict[str, Any], *, graphs: bo
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
             return function(**inputs)
+
+    return call
+
+
+def _trained(
+    loss: Callable[..., Tensor], inputs: dict[str, Any], targets: Sequence[Tensor], *, graphs: bool
+) -> Callable[[], tuple[Tensor, ...]]:
+    """A loss and its gradients, as `_forward`; the backward pass is compiled with the loss."""
+
+    def call() -> tuple[Tensor, ...]:
+        if graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        found = loss(**inputs)
+        return found, *torch.autograd.grad(found, list(targets))
 
     return call
 

@@ -13,6 +13,7 @@ from tinygrad import Tensor
 
 from evaluation.pytorch.cases import FAMILY, arrays, kind_of
 from evaluation.pytorch.kind import Case, values_of
+from evaluation.pytorch.models import model_step
 from evaluation.pytorch.serving import Call, Prepared, host_seconds, serve
 from evaluation.pytorch.sum_levels import hand_written, run_of
 from evaluation.pytorch.tuning import FOLDER
@@ -56,8 +57,8 @@ def prepare(case: dict[str, Any]) -> Prepared:
                 raise KcgError(f"{', '.join(lost)} was not put into the program")
 
     def values() -> Sequence[float]:
-        first = outputs_of(jitted(**step.inputs))[0]
-        return values_of(first.float().numpy())
+        compared = outputs_of(jitted(**step.inputs))[case.get("compared", 0)]
+        return values_of(compared.float().numpy())
 
     return Prepared(lambda: jitted(**step.inputs), values, facts)
 
@@ -71,7 +72,9 @@ def make_clock(job: dict[str, Any]) -> Any:
 
 
 def build(case: Case, seed: int = 0) -> Step:
-    """A step on realised inputs. Of `kind` family it is a preset of `kcg.workloads`."""
+    """A step on realised inputs. Of `kind` family it is a preset of `kcg.workloads`, or one of other `sizes`."""
+    if "sizes" in case:
+        return model_step(case, seed)
     if case["kind"] == FAMILY:
         runnable = spec_of(case["name"]).runnable
         assert runnable is not None, f"{case['name']} changes its inputs"

@@ -40,6 +40,10 @@ def _as_they_come(key: str) -> int:
     return 0
 
 
+def _none(rows: Rows) -> dict[str, float]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Kind:
     """What cases of one kind compute, in each library."""
@@ -63,6 +67,14 @@ class Kind:
     """Of the inputs."""
     reduces: bool = False
     """Whether the output is a single value; else it is as large as the first input."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training step in PyTorch: a loss of the inputs, and the parameters whose gradients are wanted."""
+
+    loss: Callable[..., Any]
+    targets: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,8 @@ class Comparison:
     label: Callable[[str], str] = str
     """A row's key in the headline; of rows that share one the last by `place` is told."""
     place: Callable[[str], int] = _as_they_come
+    summary: Callable[[Rows], dict[str, float]] = _none
+    """Further figures of the headline, of rows at full size."""
 
 
 SIZES = ("full", "mini")

@@ -1,25 +1,14 @@
-"""Softmax, LayerNorm, a GELU MLP, and a step of ResNet-50, GPT-2 and Llama: kcg against tinygrad and PyTorch.
-
-tinygrad hand-coded, with BEAM=2 and with kcg's schedules, a whole step under TinyJit; PyTorch eager, compiled, and
-compiled into CUDA graphs. The models are those of `kcg.workloads`, with the same weights in both libraries
-(`models_torch.py`); Llama decodes one token with a cache.
-"""
+"""Softmax, LayerNorm and a GELU MLP, of tensors as language models have them: the layers of the comparison `models`."""
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from evaluation.pytorch.kind import Array, Case, Comparison, Entry, Kind, Rows, picked
-from evaluation.pytorch.plots import Bar, Group, bars_svg, in_order, ratio_axis, reason, seconds, words
-from evaluation.pytorch.reports import Row, write_report
-from evaluation.pytorch.turns import TINYGRAD, in_torch
-from kcg.report.formats import format_seconds
+from evaluation.pytorch.kind import Array, Case, Entry, Kind, picked
 
 EPSILON = 1e-5
 LAYERS = {
@@ -30,35 +19,16 @@ LAYERS = {
     },
     "mini": {"softmax": ((24, 40),), "layernorm": ((16, 48),), "gelu_mlp": ((16, 32),)},
 }
-MODELS = {
-    "full": {"resnet": "resnet50-f16", "gpt2": "small", "llama": "3.2-1b-decode"},
-    "mini": {"resnet": "mini", "gpt2": "mini", "llama": "mini-decode"},
-}
-PYTORCH = {"eager": "eager", "compile": "default", "compile-graphs": "reduce-overhead"}
-FIRST = "tinygrad"  # with whose time all others are compared
-TITLES = {
-    "softmax": "softmax",
-    "layernorm": "LayerNorm",
-    "gelu_mlp": "GELU MLP",
-    "resnet": "ResNet",
-    "gpt2": "GPT-2",
-    "llama": "Llama",
-}
 
 
 def entries(size: str) -> list[Entry]:
-    """Every layer at each shape, then every model."""
+    """Every layer at each shape."""
     dtype = {"full": "bfloat16", "mini": "float32"}[size]
-    found = [
+    return [
         Entry(f"{kind} {rows}x{width}", {"kind": kind, "rows": rows, "width": width, "dtype": dtype})
         for kind, shapes in LAYERS[size].items()
         for rows, width in shapes
     ]
-    for name, preset in MODELS[size].items():
-        config = importlib.import_module(f"kcg.workloads.zoo.{name}").PRESETS[preset]
-        case = {"kind": "family", "name": name, "preset": preset, "dtype": config.dtype}
-        found.append(Entry(f"{name} {preset}", case))
-    return found
 
 
 # -- softmax
@@ -124,7 +94,7 @@ def _torch_gelu_mlp() -> Callable[..., Any]:
     return lambda x, up, down: functional.linear(functional.gelu(functional.linear(x, up), approximate="tanh"), down)
 
 
-# -- the comparison
+# -- of all
 
 
 def _compared(out: Array, columns: Array) -> list[float]:
@@ -134,39 +104,6 @@ def _compared(out: Array, columns: Array) -> list[float]:
 
 def _shape(case: Case) -> tuple[int, int]:
     return case["rows"], case["width"]
-
-
-def write(rows: Rows, out: Path, run: str) -> None:
-    """Of each layer and model, how many times as fast as tinygrad's hand-coded schedules every other contender is."""
-
-    def place(item: tuple[str, Row]) -> tuple[int, int]:
-        case, kinds = item[1]["case"], list(TITLES)
-        return kinds.index(case.get("name", case["kind"])), case.get("rows", 0) * case.get("width", 0)
-
-    rows = dict(sorted(rows.items(), key=place))
-    groups = [_group(key, row["contenders"]) for key, row in rows.items()]
-    title = "Layers and models, L2 flushed: times as fast as tinygrad's hand-coded schedules; intervals of 95 %"
-    picture = bars_svg(title, "times as fast as hand-coded, logarithmic", groups, ratio_axis, 1.0, None)
-    write_report("Layers and models", rows, {"": picture}, out, run)
-
-
-def _group(key: str, contenders: Mapping[str, Row]) -> Group:
-    kind, _, rest = key.partition(" ")
-    first = contenders.get(FIRST, {"status": "failed", "reason": "not timed"})
-    slow = first["cold_s"] if first["status"] == "ok" else None
-    bars = [_against(slow, name, contenders[name]) for name in in_order(contenders) if name != FIRST]
-    label = format_seconds(slow) if slow is not None else reason(first)
-    return Group(f"{TITLES[kind]} {rest}; {words(FIRST)} hand-coded: {label}", bars)
-
-
-def _against(slow: float | None, name: str, found: Row) -> Bar:
-    if found["status"] != "ok":
-        return Bar(name, reason(found), None)
-    if slow is None:
-        return Bar(name, format_seconds(found["cold_s"]), None)
-    times, most, least = (slow / value for value in seconds(found))
-    digits = 2 if times < 9.995 else 1
-    return Bar(name, f"{times:.{digits}f}×, {format_seconds(found['cold_s'])}", (times, least, most))
 
 
 KINDS = {
@@ -195,10 +132,3 @@ KINDS = {
         scaled=("up", "down"),
     ),
 }
-COMPARISON = Comparison(
-    name="layers_torch",
-    entries=entries,
-    contenders=(*TINYGRAD, *in_torch(PYTORCH)),
-    usual=",".join(("tinygrad,BEAM=2,kcg", *PYTORCH)),
-    write=write,
-)

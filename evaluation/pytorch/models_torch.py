@@ -1,8 +1,7 @@
-"""ResNet-50, GPT-2 and Llama in PyTorch: the same models as in `kcg.workloads.zoo`, on the same weights and inputs."""
+"""ResNet-50, GPT-2, Llama and BERT in PyTorch: the models of `kcg.workloads.zoo`, on the same weights and inputs."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from evaluation.pytorch.kind import Case, Trained
+from evaluation.pytorch.models import config_of, drawn_once, family_of
 from kcg.workloads.family import generator
 
 
@@ -44,16 +45,18 @@ def attended(
     )
     q, k = _rotated(q, at), _rotated(k, at)
     if start:
-        caches = []
-        for letter, new in (("k", k), ("v", v)):
-            shape = (batch, config.kv_heads, config.context, d)
-            cache = p(f"{name}.cache_{letter}", *shape, fan_in=1)
-            cache[:, :, start : start + 1] = new
-            caches.append(cache[:, :, : start + 1])
-        k, v = caches
+        k, v = (cached(p, f"{name}.cache_{letter}", config, new) for letter, new in (("k", k), ("v", v)))
     mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=not start, enable_gqa=True)
     mixed = mixed.transpose(1, 2).reshape(batch, tokens, width)
     return linear(p, f"{name}.attention.wo", mixed, width, bias=False)
+
+
+def cached(p: Any, name: str, config: Any, new: Tensor) -> Tensor:
+    """`new` (batch, heads, 1, d) put into the cache, then the cache up to there."""
+    batch, heads, _, d = new.shape
+    cache, at = p(name, batch, heads, config.context, d, fan_in=1), config.position
+    cache[:, :, at : at + 1] = new
+    return cache[:, :, : at + 1]
 
 
 Tensor = torch.Tensor
@@ -62,23 +65,29 @@ Tensor = torch.Tensor
 class TorchParameters:
     """As `kcg.workloads.family.Parameters`: made when first asked for, the same numbers by name and seed."""
 
-    def __init__(self, dtype: str, device: str, seed: int) -> None:
-        self.dtype, self.device, self.seed = dtype, device, seed
+    def __init__(self, dtype: str, device: str, seed: int, *, repeated: bool = False) -> None:
+        """`repeated`: as `RepeatedParameters`."""
+        self.dtype, self.device, self.seed, self.repeated = dtype, device, seed, repeated
         self.tensors: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int, fan_in: int | None = None, around: float = 0.0) -> Tensor:
         if name not in self.tensors:
             deviation = 0.1 if len(shape) == 1 and fan_in is None else (fan_in or math.prod(shape[1:])) ** -0.5
-            values = generator(self.seed, name).normal(around, deviation, shape).astype(np.float32)
-            self.tensors[name] = torch.from_numpy(values).to(self.device).to(getattr(torch, self.dtype))
+            random, dtype = generator(self.seed, name), getattr(torch, self.dtype)
+            if not self.repeated:
+                values = random.normal(around, deviation, shape).astype(np.float32)
+                self.tensors[name] = torch.from_numpy(values).to(self.device).to(dtype)
+            else:
+                count = math.prod(shape)
+                once = torch.from_numpy(drawn_once(random, count, around, deviation)).to(dtype).to(self.device)
+                self.tensors[name] = once.repeat(-(-count // len(once)))[:count].reshape(shape)
         return self.tensors[name]
 
 
-def build_model(name: str, preset: str, device: str, seed: int) -> tuple[Callable[..., Tensor], dict[str, Tensor]]:
-    """A step of the family `name`, ready to be compiled, and its inputs."""
-    family = importlib.import_module(f"kcg.workloads.zoo.{name}")
-    config, run = family.PRESETS[preset], {"resnet": resnet, "gpt2": gpt2, "llama": llama}[name]
-    p, inputs = TorchParameters(config.dtype, device, seed), {}
+def build_model(case: Case, device: str, seed: int) -> tuple[Callable[..., Tensor] | Trained, dict[str, Tensor]]:
+    """A model's step, ready to be compiled, and its inputs."""
+    family, config, run = family_of(case), config_of(case), RUNS[case["name"]]
+    p, inputs = TorchParameters(config.dtype, device, seed, repeated="sizes" in case), {}
     for key, spec in family.inputs(config).items():
         rng = generator(seed + 1, key)
         drawn = rng.integers(0, spec.below, spec.shape) if spec.below else rng.normal(size=spec.shape)
@@ -87,7 +96,13 @@ def build_model(name: str, preset: str, device: str, seed: int) -> tuple[Callabl
     run(p, config, **inputs)  # makes the parameters
     for tensor in p.tensors.values():
         torch._dynamo.mark_static_address(tensor)  # weights stay where they are
-    return lambda **given: run(p, config, **given), inputs
+
+    def step(**given: Tensor) -> Tensor:
+        return run(p, config, **given)
+
+    if not hasattr(family, "gradients"):
+        return step, inputs
+    return Trained(step, [p.tensors[name].requires_grad_() for name in family.gradients(config)]), inputs
 
 
 def _linear(p: Any, name: str, x: Tensor, outputs: int, *, bias: bool = True) -> Tensor:
@@ -108,8 +123,8 @@ def resnet(p: Any, config: Any, *, x: Tensor) -> Tensor:
     x = functional.max_pool2d(functional.relu(_conv_norm(p, "stem", x, config.stem, 7, stride=2)), 3, 2, 1)
     for i in range(config.stages):
         inner, outer = config.inner << i, config.outer << i
-        for j, stride in enumerate((2 if i else 1, 1)):
-            name = f"stages.{i}.{j}"
+        for j in range(config.blocks[i]):
+            name, stride = f"stages.{i}.{j}", 2 if i and not j else 1
             y = functional.relu(_conv_norm(p, f"{name}.1", x, inner, 1))
             y = functional.relu(_conv_norm(p, f"{name}.2", y, inner, 3, stride=stride, groups=config.groups))
             if stride > 1 or x.shape[1] != outer:
@@ -124,18 +139,67 @@ def _layer_norm(p: Any, name: str, x: Tensor) -> Tensor:
 
 
 def gpt2(p: Any, config: Any, *, tokens: Tensor) -> Tensor:
-    """Logits (batch, tokens, vocabulary)."""
-    batch, length, width = config.batch, config.tokens, config.width
-    table = p("embedding", config.vocabulary, width, fan_in=1)
-    x = table[tokens] + p("positions", length, width, fan_in=1)
+    """Logits (batch, tokens, vocabulary): of a prompt, or of one token with a cache."""
+    at = config.position
+    table = p("embedding", config.vocabulary, config.width, fan_in=1)
+    positions = p("positions", config.context if at else config.tokens, config.width, fan_in=1)
+    x = table[tokens] + (positions[at : at + 1] if at else positions)
     for i in range(config.layers):
-        qkv = _linear(p, f"h.{i}.attn.c_attn", _layer_norm(p, f"h.{i}.ln_1", x), 3 * width)
-        q, k, v = (t.reshape(batch, length, config.heads, -1).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
+        name = f"h.{i}"
+        q, k, v = _queries_keys_values(p, config, f"{name}.attn.c_attn", _layer_norm(p, f"{name}.ln_1", x))
+        if at:
+            k, v = (cached(p, f"{name}.cache_{letter}", config, new) for letter, new in (("k", k), ("v", v)))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=not at)
+        x = x + _linear(p, f"{name}.attn.c_proj", mixed.transpose(1, 2).reshape(x.shape), config.width)
+        between = _linear(p, f"{name}.mlp.c_fc", _layer_norm(p, f"{name}.ln_2", x), 4 * config.width)
+        x = x + _linear(p, f"{name}.mlp.c_proj", functional.gelu(between, approximate="tanh"), config.width)
+    return functional.linear(_layer_norm(p, "ln_f", x), table * config.width**-0.5)
+
+
+def _queries_keys_values(p: Any, config: Any, name: str, normed: Tensor) -> list[Tensor]:
+    """Each (batch, heads, tokens, d)."""
+    batch, tokens, width = normed.shape
+    parts = _linear(p, name, normed, 3 * width).chunk(3, dim=-1)
+    return [part.reshape(batch, tokens, config.heads, -1).transpose(1, 2) for part in parts]
+
+
+def gpt2_train(p: Any, config: Any, *, tokens: Tensor, following: Tensor) -> Tensor:
+    """The loss."""
+    table = p("embedding", config.vocabulary, config.width, fan_in=1)
+    x = table[tokens] + p("positions", config.tokens, config.width, fan_in=1)
+    for i in range(config.layers):
+        name = f"h.{i}"
+        q, k, v = _queries_keys_values(p, config, f"{name}.c_attn", _layer_norm(p, f"{name}.ln_1", x))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + _linear(p, f"h.{i}.attn.c_proj", mixed.transpose(1, 2).reshape(batch, length, width), width)
-        between = _linear(p, f"h.{i}.mlp.c_fc", _layer_norm(p, f"h.{i}.ln_2", x), 4 * width)
-        x = x + _linear(p, f"h.{i}.mlp.c_proj", functional.gelu(between, approximate="tanh"), width)
-    return functional.linear(_layer_norm(p, "ln_f", x), table * width**-0.5)
+        x = x + _linear(p, f"{name}.c_proj", mixed.transpose(1, 2).reshape(x.shape), config.width)
+        between = _linear(p, f"{name}.c_fc", _layer_norm(p, f"{name}.ln_2", x), 4 * config.width)
+        x = x + _linear(p, f"{name}.mlp_proj", functional.gelu(between, approximate="tanh"), config.width)
+    logits = functional.linear(_layer_norm(p, "ln_f", x), table * config.width**-0.5)
+    return functional.cross_entropy(logits.float().flatten(0, 1), following.flatten())
+
+
+def bert(p: Any, config: Any, *, tokens: Tensor, segments: Tensor, last: Tensor, masked: Tensor) -> Tensor:
+    """Logits (batch, predictions, vocabulary) of the masked words."""
+    batch, length, width = config.batch, config.tokens, config.width
+    words = p("word_embedding", config.vocabulary, width, fan_in=1)
+    x = words[tokens] + p("position_embedding", length, width, fan_in=1)
+    x = _layer_norm(p, "embeddings.norm", x + p("segment_table", 2, width, fan_in=1)[segments])
+    seen = torch.arange(length, device=tokens.device) <= last[:, None]
+    padding = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, -math.inf)[:, None, None]
+    for i in range(config.layers):
+        name = f"layer.{i}"
+        q, k, v = (
+            _linear(p, f"{name}.{part}", x, width).reshape(batch, length, config.heads, -1).transpose(1, 2)
+            for part in ("query", "key", "value")
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=padding)
+        mixed = _linear(p, f"{name}.attention.output", mixed.transpose(1, 2).reshape(x.shape), width)
+        x = _layer_norm(p, f"{name}.attention.norm", x + mixed)
+        between = functional.gelu(_linear(p, f"{name}.intermediate", x, 4 * width), approximate="tanh")
+        x = _layer_norm(p, f"{name}.output.norm", x + _linear(p, f"{name}.output", between, width))
+    x = x.gather(1, masked[..., None].expand(-1, -1, width))
+    x = _layer_norm(p, "transform.norm", functional.gelu(_linear(p, "transform", x, width), approximate="tanh"))
+    return functional.linear(x, words * width**-0.5, p("words.bias", config.vocabulary))
 
 
 def _rms_norm(p: Any, name: str, x: Tensor) -> Tensor:
@@ -155,3 +219,7 @@ def llama(p: Any, config: Any, *, tokens: Tensor) -> Tensor:
         gate = gate * _linear(p, f"{name}.w3", normed, config.hidden, bias=False)
         x = x + _linear(p, f"{name}.w2", gate, config.width, bias=False)
     return _linear(p, "output", _rms_norm(p, "norm", x[:, -1]), config.vocabulary, bias=False)
+
+
+RUNS = {"resnet": resnet, "gpt2": gpt2, "gpt2_train": gpt2_train, "llama": llama, "bert": bert}
+"""By family: its step."""

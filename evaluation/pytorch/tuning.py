@@ -37,7 +37,7 @@ def tune(
     """
     if not dev.startswith(only):
         raise KcgError(f"{kernels} runs on {only} only")
-    if case["kind"] == "family":
+    if case["kind"] == "family" and "sizes" not in case:
         what: dict[str, Any] = {"workload": case["name"], "preset": case["preset"]}
     else:
         what = {"workload": PROGRAM, "form": Form.MODULE, "script_args": (json.dumps(case),)}

@@ -93,12 +93,17 @@ class Parameters:
                 self.tensors[name] = Tensor.empty(*shape, dtype=getattr(dtypes, dtype))
             else:
                 deviation = 0.1 if len(shape) == 1 and fan_in is None else (fan_in or math.prod(shape[1:])) ** -0.5
-                values = generator(self.seed, name).normal(around, deviation, shape)
-                self.tensors[name] = tensor_of(values, dtype)
+                self.tensors[name] = self.drawn(generator(self.seed, name), shape, around, deviation, dtype)
         found = self.tensors[name]
         if tuple(found.shape) != shape:
             raise ValueError(f"parameter {name!r} has shape {found.shape}, not {shape}")
         return found
+
+    def drawn(
+        self, random: np.random.Generator, shape: tuple[int, ...], around: float, deviation: float, dtype: str
+    ) -> Tensor:
+        """A realised tensor of normal numbers."""
+        return tensor_of(random.normal(around, deviation, shape), dtype)
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Every parameter asked for so far, as the model sees it (rounded to its dtype), in float64."""
@@ -114,14 +119,24 @@ def generator(seed: int, name: str) -> np.random.Generator:
 
 def tensor_of(values: NDArray[Any], dtype: str) -> Tensor:
     """A realised tensor of these values in that dtype, made without running a kernel."""
+    return tensor_as_stored(as_stored(values, dtype), dtype)
+
+
+def as_stored(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Values in a dtype; of bfloat16, which NumPy has not, the bits, as uint16."""
     import numpy as np
 
-    if dtype == "bfloat16":  # NumPy has none: the upper half of a float32, rounded to nearest
+    if dtype == "bfloat16":  # the upper half of a float32, rounded to nearest
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        upper = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-        return Tensor(upper.tobytes(), dtype=dtypes.bfloat16).reshape(values.shape).realize()
-    made = np.ascontiguousarray(values.astype(getattr(dtypes, dtype).fmt and np.dtype(dtype)))
-    return Tensor(made).realize()
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.ascontiguousarray(values.astype(getattr(dtypes, dtype).fmt and np.dtype(dtype)))
+
+
+def tensor_as_stored(stored: NDArray[Any], dtype: str) -> Tensor:
+    """A realised tensor of what `as_stored` gave."""
+    if dtype == "bfloat16":
+        return Tensor(stored.tobytes(), dtype=dtypes.bfloat16).reshape(stored.shape).realize()
+    return Tensor(stored).realize()
 
 
 def array_of(tensor: Tensor) -> NDArray[np.float64]:
@@ -161,7 +176,12 @@ def runnable(family: Family, preset: str, seed: int) -> Step:
     indexed by them, its embedding table, as the input that varies: `embedding` in its name.
     """
     config = family.PRESETS[preset]
-    p, drawn = Parameters(config.dtype, seed=seed), random_inputs(family.inputs(config), seed + 1)
+    return step_of(family, config, Parameters(config.dtype, seed=seed), seed)
+
+
+def step_of(family: Family, config: Any, p: Parameters, seed: int) -> Step:
+    """As `runnable`, of any sizes and parameters."""
+    drawn = random_inputs(family.inputs(config), seed + 1)
     family.run(p, config, **drawn)  # makes the parameters
     varied = {k: t for k, t in drawn.items() if dtypes.is_float(t.dtype)}
     fixed = {k: t for k, t in drawn.items() if k not in varied}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinygrad import Tensor, dtypes
+from tinygrad import Tensor, UOp, dtypes
 
 from kcg.workloads.family import Parameters
 
@@ -101,3 +101,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, bias: Te
         scores = scores + Tensor.full((rows, columns), float("-inf"), buffer=False).triu(columns - rows + 1)
     weights = scores.cast(q.dtype).contiguous().softmax(-1, dtype=dtypes.float32).cast(q.dtype).contiguous()
     return (weights @ v).contiguous()
+
+
+def cached(p: Parameters, name: str, context: int, new: Tensor, start: UOp) -> Tensor:
+    """`new` (batch, heads, 1, d) put into a cache of `context` places at `start`, then the cache up to there."""
+    batch, heads, _, d = new.shape
+    cache = p(name, int(batch), int(heads), context, int(d), fan_in=1)
+    written = cache.uop.after(cache[:, :, start : start + 1].uop.store(new.uop))
+    return Tensor(written)[:, :, : start + 1]

@@ -24,7 +24,8 @@ class Config:
     dtype: str = "float32"
     batch: int = 4
     tokens: int = 256
-    layers: int = 2  # the gradients of the first: those of others are the same kernels again
+    layers: int = 2
+    trained: int = 1  # blocks of which there are gradients, from the first: those of others are the same kernels again
     width: int = 384
     heads: int = 6
     vocabulary: int = 65
@@ -51,8 +52,8 @@ def inputs(config: Config) -> dict[str, Input]:
 
 def gradients(config: Config) -> list[str]:
     """The parameters whose gradients follow the loss."""
-    linears = [f"h.0.{kind}" for kind in ("c_attn", "c_proj", "c_fc", "mlp_proj")]
-    layers = ["h.0.ln_1", *linears[:2], "h.0.ln_2", *linears[2:], "ln_f"]
+    kinds = ("ln_1", "c_attn", "c_proj", "ln_2", "c_fc", "mlp_proj")
+    layers = [*(f"h.{i}.{kind}" for i in range(config.trained) for kind in kinds), "ln_f"]
     return ["embedding", "positions", *(f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias"))]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tinygrad import Tensor, UOp, Variable, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import linear, rms_norm
+from kcg.workloads.layers import cached, linear, rms_norm
 
 ABOUT = "Llama, the next token's logits: of a prompt, or with a cache"
 
@@ -121,7 +121,7 @@ def _attended(p: Parameters, config: Config, name: str, x: Tensor, turns: list[T
     )
     q, k = _rotated(q, turns), _rotated(k, turns)
     if start is not None:
-        k, v = (_cached(p, config, f"{name}.cache_{letter}", new, start) for letter, new in (("k", k), ("v", v)))
+        k, v = (cached(p, f"{name}.cache_{n}", config.context, new, start) for n, new in (("k", k), ("v", v)))
     q = q.reshape(batch, config.kv_heads, groups, tokens, d)  # heads that share a key are neighbours
     scores = (q @ k.unsqueeze(2).transpose(-2, -1)).cast(dtypes.float32) * d**-0.5
     if start is None:
@@ -136,11 +136,3 @@ def _feed_forward(p: Parameters, config: Config, name: str, normed: Tensor) -> T
     gate = linear(p, f"{name}.feed_forward.w1", normed, config.hidden, bias=False).silu().contiguous()
     between = (gate * linear(p, f"{name}.feed_forward.w3", normed, config.hidden, bias=False)).contiguous()
     return linear(p, f"{name}.feed_forward.w2", between, config.width, bias=False)
-
-
-def _cached(p: Parameters, config: Config, name: str, new: Tensor, start: UOp) -> Tensor:
-    """`new` (batch, heads, 1, d) put into the cache at `start`, then the cache up to there."""
-    batch, heads, _, d = new.shape
-    cache = p(name, int(batch), int(heads), config.context, int(d), fan_in=1)
-    written = cache.uop.after(cache[:, :, start : start + 1].uop.store(new.uop))
-    return Tensor(written)[:, :, : start + 1]

@@ -18,7 +18,7 @@ ABOUT = "ResNet-50, the logits of a batch of pictures"
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of one forward pass; each stage has one block that changes the shape and one that keeps it."""
+    """Sizes of one forward pass; the first block of a stage changes the shape, the others keep it."""
 
     dtype: str = "float32"
     batch: int = 16
@@ -29,6 +29,7 @@ class Config:
     outer: int = 256  # channels between the blocks of the first stage
     groups: int = 1
     stages: int = 4
+    blocks: tuple[int, ...] = (2, 2, 2, 2)  # of each stage: more of them are the same kernels again
     classes: int = 1000
 
 
@@ -58,8 +59,9 @@ def run(p: Parameters, config: Config, *, x: Tensor) -> Tensor:
     x = x.max_pool2d((3, 3), stride=2, padding=1).contiguous()
     for i in range(config.stages):
         inner, outer = config.inner << i, config.outer << i
-        x = _bottleneck(p, f"stages.{i}.0", x, inner, outer, stride=2 if i else 1, groups=config.groups)
-        x = _bottleneck(p, f"stages.{i}.1", x, inner, outer, groups=config.groups)
+        for j in range(config.blocks[i]):
+            stride = 2 if i and not j else 1
+            x = _bottleneck(p, f"stages.{i}.{j}", x, inner, outer, stride=stride, groups=config.groups)
     return linear(p, "head", x.mean((2, 3)).contiguous(), config.classes)
 
 

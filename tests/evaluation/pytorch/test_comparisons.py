@@ -17,7 +17,7 @@ import torch
 from tinygrad import Tensor
 
 from evaluation import rows as figures
-from evaluation.pytorch import cases, in_pytorch, in_tinygrad, kind, models_torch
+from evaluation.pytorch import cases, in_pytorch, in_tinygrad, kind, models, models_torch
 from evaluation.pytorch.cases import least_bytes, operations
 from evaluation.pytorch.compare import headline
 from evaluation.pytorch.reports import profiles_text, times_table
@@ -51,8 +51,13 @@ def by_tinygrad(case: dict[str, Any]) -> list[float]:
     return kind.values_of(in_tinygrad.outputs_of(step.run(**step.inputs))[0].float().numpy())
 
 
+def by_pytorch(case: dict[str, Any]) -> list[float]:
+    return list(in_pytorch.prepare({**case, "how": "eager", "dev": "CPU"}).values())
+
+
 def by_torch(case: dict[str, Any]) -> list[float]:
     function, inputs = in_pytorch.build(case, "cpu")
+    assert not isinstance(function, kind.Trained)
     if case.get("backward"):
         return kind.values_of(in_pytorch.backward_of(function, inputs)().numpy())
     with torch.no_grad():
@@ -81,16 +86,41 @@ def test_the_backward_pass_of_rope_is_not_its_forward_pass() -> None:
     [
         pytest.param("resnet", "mini", marks=pytest.mark.slow),
         pytest.param("gpt2", "mini", marks=pytest.mark.slow),
+        pytest.param("bert", "mini", marks=pytest.mark.slow),
         pytest.param("llama", "mini", marks=pytest.mark.slow),
         ("llama", "mini-decode"),
     ],
 )
 def test_the_models_are_those_of_the_zoo(name: str, preset: str) -> None:
-    expected = by_tinygrad({"kind": "family", "name": name, "preset": preset})
-    with torch.no_grad():
-        function, inputs = models_torch.build_model(name, preset, "cpu", 0)
-        values = kind.values_of(function(**inputs).numpy())
-    assert figures.distance(values, expected) < 1e-5
+    case = {"kind": "family", "name": name, "preset": preset}
+    assert figures.distance(by_pytorch(case), by_tinygrad(case)) < 1e-5
+
+
+@pytest.mark.parametrize("title", [pytest.param(title, marks=pytest.mark.slow) for title in models.MODELS["mini"]])
+def test_models_of_other_sizes_are_the_same_in_both(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "DRAWN", 101)  # so that parameters repeat
+    (case,) = [entry.case for entry in models.entries("mini") if entry.key == title]
+    step = in_tinygrad.prepare({**case, "dev": DEV})
+    expected = list(step.values())
+    assert any(expected)
+    assert figures.distance(by_pytorch(case), expected) < 1e-4
+
+
+def test_a_training_step_has_the_gradients_of_all_blocks() -> None:
+    (case,) = [entry.case for entry in models.entries("mini") if entry.key == models.TRAINING]
+    config = models.config_of(case)
+    names = models.family_of(case).gradients(config)
+    assert names[case["compared"] - 1] == models.COMPARED
+    assert {name.split(".")[1] for name in names if name.startswith("h.")} == {"0", "1"}
+
+
+def test_a_billion_parameters_are_drawn_once_and_the_same_in_both() -> None:
+    count = models.DRAWN + 7
+    ours = models.RepeatedParameters("bfloat16", seed=3)("w", 1, count)
+    theirs = models_torch.TorchParameters("bfloat16", "cpu", 3, repeated=True)("w", 1, count)
+    values = ours.float().numpy()
+    assert np.array_equal(values, theirs.float().numpy())
+    assert np.array_equal(values[0, :7], values[0, models.DRAWN :])
 
 
 def test_rounding_to_bfloat16_is_that_of_torch() -> None:
@@ -321,7 +351,7 @@ def test_sum_script(tmp_path: Path) -> None:
 
 def test_layers_script_with_kcg(tmp_path: Path) -> None:
     arguments = ("--only", "softmax", "--contenders", "kcg,eager", "--tune", "4s")
-    (row,) = run("layers_torch", tmp_path / "layers.json", *arguments).values()
+    (row,) = run("models", tmp_path / "layers.json", *arguments).values()
     assert row["contenders"]["kcg"]["tuned"]["measurements"] > 0
     assert list((tmp_path / "work").glob("*/RESULT.json"))
 
