@@ -28,7 +28,7 @@ from kcg.workloads.family import Parameters, Step, as_stored, step_of, tensor_as
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DRAWN = 4_194_301
+DRAWN = 1_048_573
 """So many values of a parameter are drawn, a prime; a larger one repeats them, since drawing takes longest."""
 FORWARD_FAR, TRAINING_FAR = 0.1, 0.25
 """How far outputs of many layers in 16 bits may be apart, of their size, and gradients that went through all."""
