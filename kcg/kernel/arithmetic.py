@@ -154,6 +154,25 @@ def as_tf32(product: Value, factors: Sequence[Value]) -> Value:
     return product._replace(error=_plus(product.error, share * np.abs(product.data)))
 
 
+_in_order: ContextVar[bool] = ContextVar("in order", default=False)
+
+
+@contextlib.contextmanager
+def comparing_in_order() -> Iterator[None]:
+    """Inside the block a maximum makes of NaN what tinygrad's kernels without Opts make of it, which compare one
+    element after the other: of two the first one stays, and a reduction leaves NaN out."""
+    before = _in_order.set(True)
+    try:
+        yield
+    finally:
+        _in_order.reset(before)
+
+
+def compares_in_order() -> bool:
+    """Whether this is inside of `comparing_in_order`."""
+    return _in_order.get()
+
+
 def settled(value: Value) -> Value:
     """The value for anybody but wrapping arithmetic and a store of its own width.
 
@@ -652,8 +671,9 @@ def _float_alu(
 def _maximum(a: Value, b: Value) -> Value:
     """tinygrad compares and selects: with NaN the result depends on the order."""
     x, y = a.data, b.data
-    data = np.maximum(x, y)
-    unsure = np.isnan(data)
+    in_order = compares_in_order()
+    data = np.where(x < y, y, x) if in_order else np.maximum(x, y)
+    unsure = np.isnan(data) & (not in_order)
     if a.error is None and b.error is None:
         return Value(data, np.where(unsure, np.inf, 0.0) if unsure.any() else None)
     ours, theirs = _some(a.error), _some(b.error)

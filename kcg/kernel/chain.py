@@ -361,7 +361,9 @@ def tightened(expected: StoreValues, shaken: Sequence[StoreValues]) -> StoreValu
     with np.errstate(all="ignore"):
         shares = [(np.abs(one.values - expected.values) / expected.error)[telling].max() for one in shaken]
     share = min(1.0, max(float(np.nan_to_num(share, nan=np.inf)) for share in shares))
-    return replace(expected, error=expected.error * share, share=share)
+    error = expected.error.copy()
+    error[np.isfinite(error)] *= share  # nothing is known where there is no bound, however small the share
+    return replace(expected, error=error, share=share)
 
 
 def covers(ast: UOp, slot: int, size: int) -> bool:

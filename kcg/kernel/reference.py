@@ -53,6 +53,7 @@ from kcg.kernel.arithmetic import (
     beside_padding,
     bit_cast,
     cast,
+    compares_in_order,
     complements,
     difference_with_itself,
     identities,
@@ -96,6 +97,8 @@ class Fold:
         self._op, self._dtype, self._count, self._unrelated = op, dtype, count, unrelated
         self._is_float = dtypes.is_float(dtype)
         self._noise = noise_now()
+        self._leaves_nan = op is Ops.MAX and self._is_float and compares_in_order()
+        self._combine = np.fmax if self._leaves_nan else _COMBINE[op]
         self._result: Array | None = None
         # running over the terms: Σ term²; Σ |term|; Σ error² (of MUL relative; of MAX and integers the plain maximum or
         # sum); Σ sign(term) · error; whether all terms are exact integers
@@ -130,7 +133,7 @@ class Fold:
         if term.valid is not None and not term.valid.all():
             term = self._hide(term, whole(term.valid))
         data, error = whole(term.data), None if term.error is None else whole(term.error)
-        combine = _COMBINE[self._op]
+        combine = self._combine
         block = np.asarray(combine.reduce(data, axis=0, dtype=data.dtype))
         self._result = block if self._result is None else np.asarray(combine(self._result, block))
         if self._noise is not None:
@@ -289,6 +292,8 @@ class Fold:
             if limits is not None:
                 over = over | (self._wide > limits.max) | (self._wide < limits.min)
             return Value(result, spread if np.any(spread) else None, None, over if np.any(over) else None)
+        if self._leaves_nan:
+            result = np.where(np.isnan(result), _NEUTRAL[Ops.MAX], result)
         if self._op is Ops.MAX:  # tinygrad compares and selects: with NaN the result depends on the order
             spread = np.where(self._settled, 0.0, spread)
             spread = np.where(np.isnan(result) | np.isnan(spread) | self._hidden, np.inf, spread)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcg.errors import VerificationError
-from kcg.kernel.arithmetic import CONFIDENT, products_of_tf32
+from kcg.kernel.arithmetic import CONFIDENT, comparing_in_order, products_of_tf32
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
@@ -674,12 +674,13 @@ def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[
 # ---- NaN in a maximum, a minimum or another comparison. tinygrad compares and selects, so what becomes of NaN depends
 # on the order in which it reads: no reference knows it. Right is what tinygrad's own schedule makes of the same data.
 
-NAN_RULE = "NaN treated as by tinygrad's own schedule"
+NAN_RULE = "NaN treated as by tinygrad's kernels"
 NAN_RUNS = 2  # of each input from which NaN comes into a comparison: sparse, then dense
 NAN_INPUTS = 3  # the first ones, if there are more
 NAN_RUNS_OF_FEW = 12  # where there are so few outputs that each has to tell by several data
 NAN_FEW = 64  # outputs
 NAN_SAMPLED = 1 << 18  # elements that are compared of a larger output
+NAN_REREAD = 256  # elements that differ, for which the reference says what another order of reading makes of NaN
 NAN_LOOSE = 4.0  # times the error of ordinary data is tolerated: that of a few points, on other numbers
 NAN_TIPPED = 0.01  # of whole numbers and booleans, so many may differ where rounding may turn a comparison
 
@@ -888,10 +889,13 @@ class CheckedBench(Workbench, Referee):
         round; empty if nothing."""
         for slot, bits in own.items():
             x, y = (to_values(side, self.by_slot[slot].dtype) for side in (bits, self._looked_at(slot)))
-            differ = differing_in_nan(x, y, rounding)
+            differ, places = differing_in_nan(x, y, rounding), self._places(slot)
+            if x.dtype.kind == "f" and len(differ):
+                differ = differ[:: -(-len(differ) // NAN_REREAD)]
+                elements = places[differ] if len(places) else differ
+                differ = differ[self._made_otherwise(slot, elements, y[differ], rounding, variables)]
             if not len(differ):
                 continue
-            places = self._places(slot)
             lost = np.isnan(x[differ]) & ~np.isnan(y[differ]) if x.dtype.kind == "f" else np.zeros(len(differ), bool)
             others, lost_at = differ[~lost], differ[lost][:: max(1, int(lost.sum()) // SUSPECTS)][:SUSPECTS]
             at = others[0] if len(others) else self._undecided(slot, lost_at, places, variables)
@@ -903,6 +907,38 @@ class CheckedBench(Workbench, Referee):
                 )
         return ""
 
+    def _made_otherwise(
+        self, slot: int, elements: NDArray[np.int64], got: Any, rounding: Rounding, variables: Variables
+    ) -> NDArray[np.bool_]:
+        """Which elements of an output are neither what comparing one after the other makes of the NaN in the data, nor
+        NaN that comparisons may let through. What another order of reading makes of it is no truth: with `UNROLL`
+        tinygrad's own schedule loses numbers beside NaN, and leaves out weights that are NaN where padding is 0."""
+        try:
+            with comparing_in_order():
+                in_order = self._stores_at(slot, elements, variables)
+            let_through = self._stores_at(slot, elements, variables)
+        except VerificationError:  # the reference takes too long here
+            return np.ones(len(elements), bool)
+        found, right = dict(zip(elements.tolist(), np.asarray(got, np.float64), strict=True)), set[int]()
+        for store, is_nan in [*((one, False) for one in in_order), *((one, True) for one in let_through)]:
+            values = np.array([found[element] for element in store.indices.tolist()])
+            same = np.isnan(values) & np.isnan(store.values)
+            if not is_nan:
+                same = np.ones(len(values), bool)
+                same[differing_in_nan(store.values, values, rounding)] = False
+            right.update(store.indices[same].tolist())
+        return np.array([element not in right for element in elements.tolist()])
+
+    def _stores_at(self, slot: int, elements: NDArray[np.int64], variables: Variables) -> list[StoreValues]:
+        """What is stored to elements of an output, by the reference on the data that are there. Raises
+        VerificationError where that takes too long."""
+        values = self.chain.on(self.values(), dict(variables), shaken=False)  # which errors are finite is the same
+        found = [elements_to_points(index, elements)[0] for index in map(values.index, self.chain.stores)]
+        of_slot = [
+            points if store.slot == slot else points[:0] for store, points in zip(self.chain.stores, found, strict=True)
+        ]
+        return [store for store in values.at(of_slot) if store.slot == slot]
+
     def _undecided(
         self, slot: int, lost: NDArray[np.int64], places: NDArray[np.int64], variables: Variables
     ) -> int | None:
@@ -910,18 +946,13 @@ class CheckedBench(Workbench, Referee):
         comparison makes of NaN; None where all are NaN for certain, whatever it does: then what has a number left out
         terms that a mask, or a factor of 0, makes nothing of, as causal attention does."""
         elements = places[lost] if len(places) else lost
-        values = self.chain.on(self.values(), dict(variables), shaken=False)  # which errors are finite is the same
-        found = [elements_to_points(index, elements)[0] for index in map(values.index, self.chain.stores)]
-        of_slot = [
-            points if store.slot == slot else points[:0] for store, points in zip(self.chain.stores, found, strict=True)
-        ]
         undecided: set[int] = set()
         try:
-            stores = values.at(of_slot)
+            stores = self._stores_at(slot, elements, variables)
         except VerificationError:  # the reference takes too long here: nothing is proven
             return None
         for store in stores:
-            undecided.update(store.indices[~np.isfinite(store.error) & (store.slot == slot)].tolist())
+            undecided.update(store.indices[~np.isfinite(store.error)].tolist())
         return next((int(at) for at, element in zip(lost, elements, strict=True) if int(element) in undecided), None)
 
     def _looked_at(self, slot: int) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor
 
+from kcg.kernel.arithmetic import comparing_in_order
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import baseline_of
@@ -16,6 +17,7 @@ from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, SMALL, WITH_NAN, Hashed, make_inputs_of_kernels, nan_slots, to_values
 from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differing_in_nan, spread_over
 from kcg.types import Region, Schedule, Target
+from tests.chains import region_of
 from tests.kernels import empty, kernels_of
 
 TARGET: Target = detect("CPU:X86", 1)[0]
@@ -60,6 +62,86 @@ def test_another_order_of_reading_makes_something_else_of_nan(make: Callable[[Te
     assert case.judged(case.launcher(RAW)) == ""
 
 
+def left_out(x: np.ndarray) -> np.ndarray:
+    """The largest number of each row; of none the least of all."""
+    return np.fmax.reduce(x.reshape(64, 77), axis=1, initial=np.float32(-np.inf))
+
+
+def let_through(x: np.ndarray) -> np.ndarray:
+    """NaN of each row that has one."""
+    return x.reshape(64, 77).max(1)
+
+
+def hidden(x: np.ndarray) -> np.ndarray:
+    """A NaN hides the element after it."""
+    rows = x.reshape(64, 77).copy()
+    rows[:, 1:][np.isnan(rows[:, :-1])] = -np.inf
+    return left_out(rows)
+
+
+def of_others(x: np.ndarray) -> np.ndarray:
+    """Where a row has NaN its largest number is that of another one."""
+    found = left_out(x)
+    return np.where(np.isnan(let_through(x)), np.roll(found, 1), found)
+
+
+@pytest.mark.parametrize(
+    ("instead", "is_right"), [(left_out, True), (let_through, True), (hidden, False), (of_others, False)]
+)
+def test_what_loses_no_number_beside_nan_is_right_where_tinygrads_own_schedule_does(
+    instead: Callable[[np.ndarray], np.ndarray], is_right: bool
+) -> None:
+    """Own is a schedule with UNROLL: a NaN that is the first of seven hides the others."""
+    case = Case(empty(64, 77).max(1))
+    case.own = case.launcher(SEVEN)
+    assert (case.judged(case.instead(instead)) == "") is is_right
+    assert case.judged(case.launcher(RAW)) == ""
+
+
+def test_a_weight_that_is_nan_counts_where_padding_is_0() -> None:
+    """Also where tinygrad's own schedule leaves 0 times NaN out, since it unrolls a window."""
+    case = Case(empty(1, 16, 4, 4).conv2d(empty(16, 16, 3, 3), padding=1).relu())
+
+    def convolved(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        rows, found = np.pad(x.reshape(16, 4, 4), ((0, 0), (1, 1), (1, 1))), np.zeros((16, 4, 4), np.float32)
+        for i, j in np.ndindex(3, 3):
+            found += np.einsum("chw,oc->ohw", rows[:, i : i + 4, j : j + 4], w.reshape(16, 16, 3, 3)[:, :, i, j])
+        return np.where(found > 0, found, np.float32(0.0))
+
+    unrolled = schedule_of([Opt("UPCAST", 2, 0), Opt("UPCAST", 1, 0), Opt("UNROLL", 2, 0), Opt("UNROLL", 1, 0)])
+    others = [case.launcher(unrolled), case.instead(convolved), case.launcher(RAW)]
+    outputs = []
+    case.bench.fill(1, RECIPE + WITH_NAN)
+    for launch in others:
+        launch()
+        outputs.append(case.bench.read(0))
+    assert not np.allclose(outputs[0], outputs[1])
+    case.own = others[0]
+    assert [case.judged(other) for other in others] == ["", "", ""]
+    wrong = case.instead(lambda x, w: np.where(np.isnan(w).any(), np.float32(1.0), convolved(x, w)))
+    assert "of NaN" in case.judged(wrong)
+
+
+def test_a_region_is_held_against_its_kernels_compared_in_order() -> None:
+    """A softmax: where a row has NaN all of it is, whatever its maximum was."""
+    asts = kernels_of(empty(32, 44).softmax())
+    made = region_of(empty(32, 44).softmax())
+    assert len(asts) == len(made.kernels) > 1
+    bench = CheckedBench(made, TARGET)
+    chain = bench.chain
+    bench.fill(2, RECIPE + WITH_NAN)
+    (slot,) = bench.outputs
+    rows = bench.values()[min(bench.inputs)].reshape(32, 44).astype(np.float64)
+    elements = np.arange(0, 32 * 44, 5)
+    with comparing_in_order():
+        (store,) = bench._stores_at(slot, elements, ())
+    powers = np.exp(rows - np.fmax.reduce(rows, axis=1, initial=-np.inf)[:, None])
+    want = (powers / powers.sum(1, keepdims=True)).reshape(-1)[elements]
+    assert chain is bench.chain and np.isnan(want).any() and not np.isnan(want).all()
+    assert np.array_equal(np.isnan(store.values), np.isnan(want))
+    assert np.nanmax(np.abs(store.values - want)) < 1e-6
+
+
 @pytest.mark.parametrize("length", [40, 1000, 9000])
 def test_a_maximum_of_one_row_is_seen_too(length: int) -> None:
     case = Case(empty(length).max())
@@ -88,9 +170,16 @@ def test_a_program_written_by_hand_is_held_against_tinygrads_own(
 def test_what_is_rounded_in_another_way_is_right() -> None:
     case = Case((empty(24, 40) @ empty(40, 48)).relu())
     assert case.judged(case.launcher(schedule_of([Opt("UNROLL", 0, 8), Opt("UPCAST", 1, 4)]))) == ""
-    assert case.judged(case.instead(lambda x, y: np.maximum(x.reshape(24, 40) @ y.reshape(40, 48), 0.0))).startswith(
-        "makes something else of NaN"
-    )
+
+
+def test_a_clamp_may_let_nan_through_and_makes_no_number_of_it() -> None:
+    def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return x.reshape(24, 40) @ y.reshape(40, 48)
+
+    case = Case((empty(24, 40) @ empty(40, 48)).relu())
+    assert case.judged(case.instead(lambda x, y: np.maximum(product(x, y), 0.0))) == "", "as in PyTorch"
+    ones = case.instead(lambda x, y: np.where(np.isnan(z := product(x, y)), np.float32(1.0), np.fmax(z, 0.0)))
+    assert case.judged(ones).startswith("makes something else of NaN")
 
 
 def test_kernels_that_compare_no_floats_have_no_such_runs() -> None:
