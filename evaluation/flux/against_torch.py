@@ -4,7 +4,7 @@ public recipe for it, and each of its parts.
     python -m evaluation.flux.against_torch --preset 1024 --device cuda --budget 8m
     python -m evaluation.flux.against_torch --preset 1024 --device cuda --part steps --modes kcg --result RESULT.json
     python -m evaluation.flux.against_torch --preset mini --device cpu --part regions
-    python -m evaluation.flux.against_torch --preset 1024 --device cuda --part beside --document docs/flux.md
+    python -m evaluation.flux.against_torch --preset 1024 --device cuda --part beside --document DOCUMENT.md
 
 Each mode runs in a fresh process; the fastest is the one to beat. The parts are cut as kcg's kernels are, so that these
 can be placed beside them (`--part beside`, which needs no device): those of a RESULT.json, or of the run that is in

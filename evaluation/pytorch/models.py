@@ -22,6 +22,7 @@ from evaluation.pytorch.kind import Case, Comparison, Entry, Rows
 from evaluation.pytorch.plots import Bar, Group, bars_svg, in_order, ratio_axis, reason, seconds, words
 from evaluation.pytorch.reports import Row, write_report
 from evaluation.pytorch.turns import KCG, TINYGRAD, in_torch
+from evaluation.rows import rounded
 from kcg.report.formats import format_seconds
 from kcg.workloads.family import Parameters, Step, as_stored, step_of, tensor_as_stored
 
@@ -117,7 +118,7 @@ def model_step(case: Case, seed: int = 0) -> Step:
 def write(rows: Rows, out: Path, run: str) -> None:
     """Of each layer and model, how many times as fast as tinygrad's hand-coded schedules every other contender is."""
     order = [entry.key for size in MODELS for entry in entries(size)]
-    rows = dict(sorted(rows.items(), key=lambda item: order.index(item[0])))
+    rows = {key: rows[key] for key in sorted(rows, key=order.index)}
     groups = [_group(key, row["contenders"]) for key, row in rows.items()]
     title = "Layers and models, L2 flushed: times as fast as tinygrad's hand-coded schedules; intervals of 95 %"
     picture = bars_svg(title, "times as fast as hand-coded, logarithmic", groups, ratio_axis, 1.0, None)
@@ -163,7 +164,7 @@ def summary(rows: Rows) -> dict[str, float]:
             shares = [against_compile(rows[key], figure) if key in rows else None for key in keys]
             known = [share for share in shares if share is not None]
             if len(known) == len(shares):
-                found[prefix + name] = max(known)
+                found[prefix + name] = rounded(max(known))
     return found
 
 

@@ -62,7 +62,7 @@ KNOWN = {
     "uops": ("UOps by hand", SKY), "cuda": ("CUDA by hand", ORANGE), "ptx": ("PTX by hand", PURPLE),
     "triton": ("Triton by hand", GREEN), "c": ("C by hand", GREEN), "torch": ("PyTorch", VERMILION),
     "eager": ("PyTorch eager", ORANGE), "compile": ("torch.compile", VERMILION),
-    "compile-graphs": ("torch.compile, CUDA graphs", PURPLE),
+    "compile-graphs": ("torch.compile, CUDA graphs", PURPLE), "autotune": ("torch.compile, max-autotune", PINK),
 }  # fmt: skip
 """Names in results -> words and colour. `tinygrad` is tinygrad with its hand-coded schedules."""
 

@@ -1,6 +1,6 @@
 """The regions that are compared, taken from workloads without a device, and the same functions in PyTorch.
 
-- norms: softmax and LayerNorm as in the layers table of docs/flux.md, RMSNorm and cross-entropy beside them.
+- norms: softmax and LayerNorm as in the layers table of docs/models.md, RMSNorm and cross-entropy beside them.
 - qkv: Flux's projections of query, key and value with norms of heads and rotations, at 1024 and 768.
 - attention: of Flux, and causal, as one program; beside PyTorch's on each of its backends.
 - decode: of one token of Llama against many keys, the same, in CUDA graphs.

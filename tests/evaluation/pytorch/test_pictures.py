@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.pytorch import layers, rope, sum_levels
+from evaluation.pytorch import models, rope, sum_levels
 from evaluation.pytorch.cases import COMPARISONS
 from evaluation.pytorch.comparing import Write, redraw
 from evaluation.pytorch.plots import lines_svg, rate_axis, ratio_axis, seconds_axis
@@ -140,15 +140,15 @@ def test_a_copy_without_a_time_is_reported(tmp_path: Path) -> None:
 
 def test_layers_are_bars_of_speed_over_hand_coded(tmp_path: Path) -> None:
     rows = {
-        "llama mini": {"case": {"kind": "family", "name": "llama"}, "contenders": {
+        models.LLAMA: {"case": {"kind": "family", "name": "llama"}, "contenders": {
             "tinygrad": lost("wrong"), "kcg": took(1e-3),
         }},
-        "softmax 8x8": {"case": {"kind": "softmax", "rows": 8, "width": 8}, "contenders": {
+        "softmax 32768x1024": {"case": {"kind": "softmax", "rows": 32768, "width": 1024}, "contenders": {
             "tinygrad": took(4e-3), "BEAM=2": lost(LATE), "kcg": took(2e-3), "eager": took(1e-3), "compile": took(8e-3),
         }},
-        "softmax 4x8": {"case": {"kind": "softmax", "rows": 4, "width": 8}, "contenders": {"tinygrad": took(1e-6)}},
+        "softmax 4096x4096": {"case": {"kind": "softmax", "rows": 4096, "width": 4096}, "contenders": {"tinygrad": took(1e-6)}},
     }  # fmt: skip
-    layers.write(rows, tmp_path / "layers.json", "mini")
+    models.write(rows, tmp_path / "layers.json", "mini")
     picture = drawn(tmp_path / "layers_mini.svg")
     of_kcg, of_eager, of_compile = widths(picture)
     assert of_eager == pytest.approx(2 * of_kcg, rel=0.01) and of_compile == pytest.approx(of_kcg, rel=0.01)
@@ -158,11 +158,11 @@ def test_layers_are_bars_of_speed_over_hand_coded(tmp_path: Path) -> None:
     assert {"2.00×, 2.00 ms", "4.00×, 1.00 ms", "0.50×, 8.00 ms", "tinygrad, BEAM=2", LATE, "1.00 ms"} <= set(wanted)
     heads = [text for text in wanted if "hand-coded: " in text]
     assert heads == [
-        "softmax 4x8; tinygrad hand-coded: 1.00 µs",
-        "softmax 8x8; tinygrad hand-coded: 4.00 ms",
-        "Llama mini; tinygrad hand-coded: wrong",
+        "softmax 4096x4096; tinygrad hand-coded: 1.00 µs",
+        "softmax 32768x1024; tinygrad hand-coded: 4.00 ms",
+        "Llama 3.2 1B token; tinygrad hand-coded: wrong",
     ]
-    assert first_cells(tmp_path / "layers_mini.md") == ["softmax 4x8", "softmax 8x8", "llama mini"]
+    assert first_cells(tmp_path / "layers_mini.md") == ["softmax 4096x4096", "softmax 32768x1024", models.LLAMA]
 
 
 # -- axes
