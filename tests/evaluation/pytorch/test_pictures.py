@@ -146,7 +146,9 @@ def test_layers_are_bars_of_speed_over_hand_coded(tmp_path: Path) -> None:
         "softmax 32768x1024": {"case": {"kind": "softmax", "rows": 32768, "width": 1024}, "contenders": {
             "tinygrad": took(4e-3), "BEAM=2": lost(LATE), "kcg": took(2e-3), "eager": took(1e-3), "compile": took(8e-3),
         }},
-        "softmax 4096x4096": {"case": {"kind": "softmax", "rows": 4096, "width": 4096}, "contenders": {"tinygrad": took(1e-6)}},
+        "softmax 4096x4096": {"case": {"kind": "softmax", "rows": 4096, "width": 4096}, "contenders": {
+            "tinygrad": took(1e-6),
+        }},
     }  # fmt: skip
     models.write(rows, tmp_path / "layers.json", "mini")
     picture = drawn(tmp_path / "layers_mini.svg")
