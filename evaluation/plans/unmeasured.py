@@ -39,15 +39,15 @@ from evaluation.predictor.left_out import left_out_by
 from evaluation.rows import rounded, this_command
 from kcg.cli import record_results, run_script
 from kcg.compat.device import prepare
-from kcg.errors import DataError
-from kcg.kernel.kinds import kind_named, space_of
+from kcg.errors import DataError, ScheduleError
+from kcg.kernel.kinds import Space, kind_named, space_of
 from kcg.kernel.targets import target_named
 from kcg.optimize.region_plans import propose
 from kcg.predictor.cost import KnownCost
 from kcg.predictor.plans import PlanPredictor
 from kcg.rl.plan_env import Array, Steps, parts_of, program_of, read_recordings
 from kcg.rl.plan_recording import Part, PlanRecording, TimedPlan
-from kcg.types import Region, Target
+from kcg.types import Region, Schedule, Target
 from kcg.workloads.registry import spec_of
 
 OUT = Path(__file__).parents[1] / "results" / "eval_tiles.json"
@@ -167,15 +167,26 @@ def _regions_of(name: str, preset: str) -> dict[str, Region]:
 def predicted_s(
     recording: PlanRecording, predictor: PlanPredictor | KnownCost, target: Target, shape: tuple[int, int]
 ) -> Array:
-    """(P, C): what a predictor says of all candidates, in seconds of a call. Captures the program, once."""
+    """(P, C): what a predictor says of all candidates, in seconds of a call; infinite where today's rules have none.
+    Captures the program, once."""
     regions = _regions_of(recording.workload, recording.preset)
     found = np.full(shape, np.inf)
     for number, part in enumerate(parts_of(recording)):
         kind, _, _ = part.candidates[0].schedule.partition(":")
         schedules = [kind_named(kind).parse(one.schedule.partition(":")[2]) for one in part.candidates]
-        judge = predictor.of(space_of(regions[part.id], target, kind))
-        found[number, : len(schedules)] = [one.runtime_s for one in judge.predict(schedules)]
+        space = space_of(regions[part.id], target, kind)
+        expected = zip(schedules, predictor.of(space).predict(schedules), strict=True)
+        found[number, : len(schedules)] = [one.runtime_s if is_legal(space, s) else math.inf for s, one in expected]
     return found
+
+
+def is_legal(space: Space, schedule: Schedule) -> bool:
+    """Whether a schedule that was recorded is one of today's space."""
+    try:
+        space.check(schedule)
+    except ScheduleError:
+        return False
+    return True
 
 
 def expected_today(recordings: list[PlanRecording]) -> dict[str, Array]:

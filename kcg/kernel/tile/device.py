@@ -61,12 +61,14 @@ class Figures:
 
     def share_of_float32(self, precision: str, sums: float) -> float:
         """What share of `tensor_ops` products of float32 reach in a precision, where a thread has so many sums. Fused
-        multiply-adds wait for operands from shared memory where sums are few, and for registers where they are many."""
-        if precision != EXACT:
-            return self.several_share if precision == TF32X3 else self.tf32_share
+        multiply-adds wait for operands from shared memory where sums are few, and for registers where they are many;
+        so do three products of tf32, whose operands are taken apart in registers."""
+        if precision not in (EXACT, TF32X3):
+            return self.tf32_share
         if self.float32_share:
-            return self.float32_share
-        return FUSED_SHARE * self.plain_ops / self.tensor_ops * sums / (sums + FEW_SUMS) / (1 + sums / MANY_SUMS)
+            return self.several_share if precision == TF32X3 else self.float32_share
+        most = self.several_share if precision == TF32X3 else FUSED_SHARE * self.plain_ops / self.tensor_ops
+        return most * sums / (sums + FEW_SUMS) / (1 + sums / MANY_SUMS)
 
 
 HOPPER: Final = Figures(
@@ -74,7 +76,7 @@ HOPPER: Final = Figures(
     block_bytes=2e11, apart_bytes=6.3e10, partial_bytes=5.8e12, memory_bytes=2.76e12, flight_s=4.8e-7, cold_s=6.4e-8,
     loaded_s=1e-6, product_share=0.18, crowding=0.49, written_share=0.25, spare_share=0.18, step_s=9.3e-9,
     pointer_share=0.041, opening_s=9e-7, fill_s=3.1e-6, descriptors_s=3.8e-6, store_bytes=8e10, held_elements=1.4e10,
-    float32_share=0.0, several_share=0.08, tf32_share=0.5, group_warps=4, group_rows=64,
+    float32_share=0.0, several_share=0.06, tf32_share=0.5, group_warps=4, group_rows=64,
     products_a_clock=2_048, plain_a_clock=128, special_a_clock=16,
 )  # fmt: skip
 """Fitted to five matmuls of Flux on one H100 (Triton 3.6, 239 programs): docs/tiles.md says how it ranks others.

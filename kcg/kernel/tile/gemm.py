@@ -98,6 +98,10 @@ MOST_UNROLLED = 4_096
 SPILLING = 1_024
 """Of these from here on some programs spill: 48 of 261 recorded ones took 12 to 65 times as long as expected, and 2 of
 351 with fewer."""
+SPLIT_TERMS = 512
+"""Of a sum, from which on float32 may be three products of tf32. Numbers near the smallest have no lower half there,
+which shows where no other term is large: of 15 recorded programs with fewer terms 11 were refused, of 21 others one
+(docs/experiments/2026-11-30-products-of-float32.md)."""
 COMPUTED_OPERATIONS = 25
 """Of an element of an operand that is computed, whatever it is computed of: by recorded programs of 203 regions of 16
 bits (docs/experiments/2026-11-30-computed-operands.md)."""
@@ -207,7 +211,8 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
         return view.may_split
 
     def precisions(self, view: MatmulView) -> tuple[str, ...]:
-        return precisions_of(view.kernel, (view.contraction.sides[0].dtype,), (TF32X3,))
+        in_parts = view.kernel.reduce_extent >= SPLIT_TERMS or held_exactly(view.contraction) is not None
+        return precisions_of(view.kernel, (view.contraction.sides[0].dtype,), (TF32X3,) if in_parts else ())
 
     def least_parts(self, tile: tuple[int, ...]) -> int:
         return 2 if tile[1] >= 64 else 1
@@ -1109,10 +1114,13 @@ def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> f
         share *= 0.6 * min(1.0, rows / f.group_rows)
     if itemsize <= 2:
         return float(share * 2 / itemsize)
-    of_float32 = f.share_of_float32(plan.precision, plan.sums / plan.threads)
+    sums = plan.sums / len(plan.view.kernel.together) / plan.threads  # of a thread in one product: each is by itself
+    of_float32 = f.share_of_float32(plan.precision, sums)
+    if plan.precision == TF32X3 and not f.float32_share:  # by no wgmma
+        return float(of_float32)
     if plan.precision != EXACT or f.float32_share:
         return float(share * of_float32)
-    unrolled = plan.sums * plan.step / plan.threads
+    unrolled = sums * plan.step
     return float(of_float32 / max(1.0, unrolled / SPILLING) ** 0.25 / (1.0 if len(plan.sub_tiles) == 1 else IN_PIECES))
 
 

@@ -445,10 +445,10 @@ def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
     programs, per_program = plan.programs, plan.elements
     nbytes, used, moved = 0.0, 0.0, 0.0  # from memory; of each element in flight, and from L2
     for one in plan.tiled:
-        for access in (*one.kernel.loads, one.kernel.store):
+        for access in (*one.kernel.loads, *(stored.store for stored in one.kernel.written)):
             # some parts of sectors come twice
             nbytes += bytes_of(access) * (1 + (_spread(access, one, plan.step) - 1) / 2)
-    for access in (*kernel.loads, kernel.store):
+    for access in (*kernel.loads, *(stored.store for stored in kernel.stored)):
         each = min(1.0, spans_of(access) / max(1, outputs * terms)) * access.buffer.dtype.itemsize
         used += each
         moved += each * _spread(access, first, plan.step)
@@ -469,7 +469,8 @@ def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
         all_elements * used / (flying / f.loaded_s * busy),
     )
     stream_s *= max(1.0, elements / MOST_HELD)
-    work = sum(4 if n.op in SPECIAL else 1 for n in kernel.value.toposort())
+    nodes = {node for stored in kernel.stored for node in stored.value.toposort()}
+    work = sum(4 if node.op in SPECIAL else 1 for node in nodes)
     each = 1 if kernel.contraction is not None or plan.depth > 1 else OF_A_CLOCK
     compute_s = all_elements * work / (f.plain_ops * busy) / each
     # what one program waits for, others of its multiprocessor fill
