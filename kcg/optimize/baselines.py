@@ -26,6 +26,10 @@ With a budget of 60 s the first of Flux 1024 waited 3 s for 35 kernels that take
 BESIDE: Final = 4  # baselines that are on their way at once while a search goes on
 HEAD: Final = 1 / 4  # of what is left of a budget, in which those are timed that make so much of the time
 TAIL: Final = 1 / 10  # in which the others are, too
+CHECKED_S: Final = 0.15
+TERM_S: Final = 1e-7
+"""What timing and checking a kernel takes on a CPU, and a term of its reference, of which a sum over whole pictures has
+10^8. Only their ratio counts: how long they take here the first ones say."""
 PREPARING: Final = ("inputs and reference", "load", "check")  # of the phases of a measurement; with "check: …"
 
 
@@ -41,7 +45,8 @@ def measure_baselines(
 ) -> Measured:
     """Time the hand-coded schedule of the regions that have no time yet, those first that are expected to take longest.
 
-    On a GPU `meanwhile` is called while that is done; on a CPU before, since nothing may disturb a sample. Of a
+    On a CPU what a reference takes counts too. On a GPU `meanwhile` is called while that is done; on a CPU before,
+    since nothing may disturb a sample. Of a
     budget it ends before all are, see `_Turns`. With `until` it ends then, by `time.monotonic`, whatever is
     timed, and the order is that of `works`. On a GPU it may leave a `Tail`, which is timed while the search goes on.
     """
@@ -49,7 +54,7 @@ def measure_baselines(
         meanwhile()
     waiting = [work for work in works if not work.is_timed]
     if until is None:
-        waiting.sort(key=lambda work: -work.expected_s)
+        waiting.sort(key=lambda work: -work.expected_s / (price_s(work) if device.is_cpu else 1.0))
     leaves_tail = leaves_tail and not device.is_cpu and until is None
     turns, count = _Turns(works, device, budget, until, few=leaves_tail), len(waiting)
     nouns = f"{noun_for(waiting)}s"
@@ -162,7 +167,7 @@ class _Turns:
         """`few`: no more are sent than make nearly all of the time, since a search waits for those that are."""
         self._works, self._device, self._until, self._few = works, device, until, few
         self._over_at = budget.over_at if until is None else None
-        self._before = sum(work.is_timed for work in works)
+        self._here = [work for work in works if not work.is_timed]
         self.begun = self._beside_since = time.monotonic()
 
     @property
@@ -186,7 +191,7 @@ class _Turns:
             ahead = min(ahead, self._for_most(waiting, flying))
         if self._over_at is None:
             return (ahead if self._few else most) if self._until is None or now < self._until else 0
-        if not (timed := sum(work.is_timed for work in self._works)):
+        if not any(work.is_timed for work in self._works):
             return workers if is_cpu else ahead
         missing = untimed_share(self._works) - (1 - ENOUGH)
         left_s = self.begun + (HEAD if missing > 0 else TAIL) * (self._over_at - self.begun) - now
@@ -194,8 +199,8 @@ class _Turns:
             return 0
         if not is_cpu:
             return ahead
-        here = timed - self._before
-        fitting = int(left_s / ((now - self.begun) / here)) if here else workers
+        priced_s = sum(price_s(work) for work in self._here if work.is_timed)
+        fitting = _fitting(waiting, left_s * priced_s / max(now - self.begun, 1e-9)) if priced_s else workers
         if missing > 0 and not adds_enough(waiting[:fitting], self._works):
             return 0
         return min(fitting, most, _until_enough(waiting, missing) if missing > 0 else most)
@@ -211,6 +216,20 @@ class _Turns:
             missing_s -= waiting[count].expected_s
             count += 1
         return max(count, BESIDE - len(flying), 0)
+
+
+def price_s(work: RegionWork) -> float:
+    """About what timing tinygrad's own schedule of a kernel takes on a CPU, in seconds, its reference included."""
+    return CHECKED_S + TERM_S * work.reference_terms
+
+
+def _fitting(waiting: Sequence[RegionWork], left_s: float) -> int:
+    """How many of those that wait are timed in so many seconds, by their prices."""
+    for count, work in enumerate(waiting):
+        left_s -= price_s(work)
+        if left_s < 0:
+            return count
+    return len(waiting)
 
 
 def untimed_share(works: Sequence[RegionWork]) -> float:

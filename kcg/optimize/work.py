@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from kcg.compat.tiny import Ops
 from kcg.judge.bounds import mean, observed, timed_at
 from kcg.judge.interface import UNVERIFIED, Offer
 from kcg.kernel.kinds import HasExact, NamesItself, kind_of, own_kind, traits_of
@@ -196,6 +198,25 @@ class RegionWork:
             (expected,) = judge_of(Roofline(), self.space).predict([self.space.baseline()])
             one_s = expected.runtime_s
         return self.call.calls * one_s
+
+    @functools.cached_property
+    def reference_terms(self) -> int:
+        """About how many terms the reference of a check adds up: those of all reductions, of each output that is
+        looked at."""
+        from kcg.kernel.ast import extent
+        from kcg.measure.verify import POINTS
+
+        found = 0
+        for ast in self._asts(self.bindings[0]):
+            nodes = list(ast.toposort())
+            reductions = [node for node in nodes if node.op is Ops.REDUCE]
+            reduced = {axis for node in reductions for axis in node.src[1:]}
+            outputs = math.prod(extent(n) for n in nodes if n.op is Ops.RANGE and n not in reduced)
+            around = [
+                math.prod(map(extent, {*node.src[1:], *reduced.intersection(node.ranges)})) for node in reductions
+            ]
+            found += min(outputs, POINTS) * sum(around)
+        return found
 
     def _asts(self, values: Variables) -> list[UOp]:
         """Its kernels with these values of their variables."""
