@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import CONFIDENT, comparing_in_order, products_of_tf32
+from kcg.kernel.ast import terms_of
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
@@ -680,7 +681,9 @@ NAN_INPUTS = 3  # the first ones, if there are more
 NAN_RUNS_OF_FEW = 12  # where there are so few outputs that each has to tell by several data
 NAN_FEW = 64  # outputs
 NAN_SAMPLED = 1 << 18  # elements that are compared of a larger output
-NAN_REREAD = 256  # elements that differ, for which the reference says what another order of reading makes of NaN
+NAN_REREAD = 256  # elements that differ, for which the reference says what another order of reading makes of NaN,
+NAN_TERMS = 1 << 21  # or as many fewer as add up so many terms,
+NAN_LEAST = 16  # but so many
 NAN_LOOSE = 4.0  # times the error of ordinary data is tolerated: that of a few points, on other numbers
 NAN_TIPPED = 0.01  # of whole numbers and booleans, so many may differ where rounding may turn a comparison
 
@@ -863,6 +866,10 @@ class CheckedBench(Workbench, Referee):
         if len(launches) < 2 or results[0].reason or not self.nan_seeds:
             return
         ordinary = self.choose_recipe(variables)
+        key = (FINAL_SEEDS[0], ordinary, variables)  # these are filled in where they are not known: before all else
+        roundings = {
+            tf32: Rounding.of(self.reference(*key, tf32=tf32).stores) for tf32 in {one.tf32 for one in results[1:]}
+        }
         for seed in self.nan_seeds:
             own: dict[int, Any] = {}
             snapshots: dict[int, Any] = {}
@@ -877,9 +884,7 @@ class CheckedBench(Workbench, Referee):
                     own = {slot: self._looked_at(slot) for slot in self.outputs}
                     snapshots = {slot: self.snapshot(slot) for slot in self.outputs}
                 elif not result.reason and not all(self.holds(slot, one) for slot, one in snapshots.items()):
-                    key = (FINAL_SEEDS[0], ordinary, variables)
-                    rounding = Rounding.of(self.reference(*key, tf32=result.tf32).stores)
-                    result.reason = self._nan_differs(own, rounding, variables)
+                    result.reason = self._nan_differs(own, roundings[result.tf32], variables)
                 result.ran(NAN_RULE)
                 if result.reason:
                     self.seed = None  # as in `_judge_all`
@@ -891,7 +896,7 @@ class CheckedBench(Workbench, Referee):
             x, y = (to_values(side, self.by_slot[slot].dtype) for side in (bits, self._looked_at(slot)))
             differ, places = differing_in_nan(x, y, rounding), self._places(slot)
             if x.dtype.kind == "f" and len(differ):
-                differ = differ[:: -(-len(differ) // NAN_REREAD)]
+                differ = differ[:: -(-len(differ) // self._nan_reread)]
                 elements = places[differ] if len(places) else differ
                 differ = differ[self._made_otherwise(slot, elements, y[differ], rounding, variables)]
             if not len(differ):
@@ -906,6 +911,10 @@ class CheckedBench(Workbench, Referee):
                     f"{y[at]}, not {x[at]} (data with NaN)"
                 )
         return ""
+
+    @functools.cached_property
+    def _nan_reread(self) -> int:
+        return max(min(NAN_REREAD, NAN_TERMS // max(sum(map(terms_of, self.chain.asts)), 1)), NAN_LEAST)
 
     def _made_otherwise(
         self, slot: int, elements: NDArray[np.int64], got: Any, rounding: Rounding, variables: Variables

@@ -203,19 +203,13 @@ class RegionWork:
     def reference_terms(self) -> int:
         """About how many terms the reference of a check adds up: those of all reductions, of each output that is
         looked at."""
-        from kcg.kernel.ast import extent
+        from kcg.kernel.ast import extent, reduced_axes, terms_of
         from kcg.measure.verify import POINTS
 
         found = 0
         for ast in self._asts(self.bindings[0]):
-            nodes = list(ast.toposort())
-            reductions = [node for node in nodes if node.op is Ops.REDUCE]
-            reduced = {axis for node in reductions for axis in node.src[1:]}
-            outputs = math.prod(extent(n) for n in nodes if n.op is Ops.RANGE and n not in reduced)
-            around = [
-                math.prod(map(extent, {*node.src[1:], *reduced.intersection(node.ranges)})) for node in reductions
-            ]
-            found += min(outputs, POINTS) * sum(around)
+            axes = {node for node in ast.toposort() if node.op is Ops.RANGE} - reduced_axes(ast)
+            found += min(math.prod(map(extent, axes)), POINTS) * terms_of(ast)
         return found
 
     def _asts(self, values: Variables) -> list[UOp]:

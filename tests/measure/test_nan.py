@@ -13,6 +13,7 @@ from kcg.kernel.codec import kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.kinds import baseline_of
 from kcg.kernel.opts.schedule import RAW, Opt, schedule_of
+from kcg.measure import verify
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import RECIPE, SMALL, WITH_NAN, Hashed, make_inputs_of_kernels, nan_slots, to_values
 from kcg.measure.verify import NAN_RULE, CheckedBench, Launch, Rounding, differing_in_nan, spread_over
@@ -96,6 +97,17 @@ def test_what_loses_no_number_beside_nan_is_right_where_tinygrads_own_schedule_d
     case.own = case.launcher(SEVEN)
     assert (case.judged(case.instead(instead)) == "") is is_right
     assert case.judged(case.launcher(RAW)) == ""
+
+
+def test_a_large_maximum_is_seen_alone_and_with_few_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before a region is judged: no reference is known of it then, whose data would take the place of these."""
+    monkeypatch.setattr(verify, "NAN_TERMS", 77 * 20)
+    case = Case(empty(4096, 77).max(1))
+    assert case.bench._nan_reread == 20
+    seven = case.launcher(SEVEN)
+    assert case.bench.treats_nan([seven, case.launcher(RAW)], ()) == ["", ""]
+    again = Case(empty(4096, 77).max(1))
+    assert "of NaN" in again.bench.treats_nan([again.launcher(RAW), again.launcher(SEVEN)], ())[1]
 
 
 def test_a_weight_that_is_nan_counts_where_padding_is_0() -> None:
