@@ -23,7 +23,7 @@ from evaluation.pytorch import comparing
 from evaluation.pytorch.cases import COMPARISONS
 from evaluation.pytorch.comparing import RunSettings, named, opened, redraw
 from evaluation.pytorch.kind import SIZES, Comparison, Rows
-from evaluation.rows import key_of
+from evaluation.rows import key_of, run_of
 from kcg.cli import run_script
 from kcg.errors import UnknownName
 
@@ -36,7 +36,7 @@ def headline(comparison: Comparison) -> Callable[[str], Callable[[Rows], dict[st
 
     def of_run(run: str) -> Callable[[Rows], dict[str, float]]:
         def made(rows: Rows) -> dict[str, float]:
-            own = comparison.summary(rows) if run.startswith("full") else {}
+            own = comparison.summary(rows) if run == run_of("full", "CUDA") else {}
             return own | {
                 key_of(name, comparison.label(key), words, run): found[figure]
                 for key in sorted(rows, key=comparison.place)
@@ -86,7 +86,7 @@ def main(
     dev, titled = choose_device(device).dev, headline(comparison)
     with opened(dev, size, out, asked, headline=titled, write=comparison.write) as rows:
         for entry in comparison.entries(size):
-            if any(part in entry.key for part in only.split(",")):
+            if not only or any(part and part in entry.key for part in only.split(",")):
                 by = named("contender", entry.only, comparison.contenders) if entry.only else chosen
                 rows.time(entry.key, entry.case, by, profiled=entry.profiled)
 

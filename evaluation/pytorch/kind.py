@@ -110,7 +110,7 @@ class Comparison:
     """A row's key in the headline; of rows that share one the last by `place` is told."""
     place: Callable[[str], int] = _as_they_come
     summary: Callable[[Rows], dict[str, float]] = _none
-    """Further figures of the headline, of rows at full size."""
+    """Further figures of the headline, of rows at full size on a GPU."""
 
 
 SIZES = ("full", "mini")

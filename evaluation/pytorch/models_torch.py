@@ -153,7 +153,7 @@ def gpt2(p: Any, config: Any, *, tokens: Tensor) -> Tensor:
         x = x + _linear(p, f"{name}.attn.c_proj", mixed.transpose(1, 2).reshape(x.shape), config.width)
         between = _linear(p, f"{name}.mlp.c_fc", _layer_norm(p, f"{name}.ln_2", x), 4 * config.width)
         x = x + _linear(p, f"{name}.mlp.c_proj", functional.gelu(between, approximate="tanh"), config.width)
-    return functional.linear(_layer_norm(p, "ln_f", x), table * config.width**-0.5)
+    return functional.linear(_layer_norm(p, "ln_f", x) * config.width**-0.5, table)
 
 
 def _queries_keys_values(p: Any, config: Any, name: str, normed: Tensor) -> list[Tensor]:
@@ -174,7 +174,7 @@ def gpt2_train(p: Any, config: Any, *, tokens: Tensor, following: Tensor) -> Ten
         x = x + _linear(p, f"{name}.c_proj", mixed.transpose(1, 2).reshape(x.shape), config.width)
         between = _linear(p, f"{name}.c_fc", _layer_norm(p, f"{name}.ln_2", x), 4 * config.width)
         x = x + _linear(p, f"{name}.mlp_proj", functional.gelu(between, approximate="tanh"), config.width)
-    logits = functional.linear(_layer_norm(p, "ln_f", x), table * config.width**-0.5)
+    logits = functional.linear(_layer_norm(p, "ln_f", x) * config.width**-0.5, table)
     return functional.cross_entropy(logits.float().flatten(0, 1), following.flatten())
 
 
@@ -199,7 +199,7 @@ def bert(p: Any, config: Any, *, tokens: Tensor, segments: Tensor, last: Tensor,
         x = _layer_norm(p, f"{name}.output.norm", x + _linear(p, f"{name}.output", between, width))
     x = x.gather(1, masked[..., None].expand(-1, -1, width))
     x = _layer_norm(p, "transform.norm", functional.gelu(_linear(p, "transform", x, width), approximate="tanh"))
-    return functional.linear(x, words * width**-0.5, p("words.bias", config.vocabulary))
+    return functional.linear(x * width**-0.5, words, p("words.bias", config.vocabulary))
 
 
 def _rms_norm(p: Any, name: str, x: Tensor) -> Tensor:

@@ -253,7 +253,7 @@ def adds_enough(some: Sequence[RegionWork], works: Sequence[RegionWork]) -> bool
 
 
 def _until_enough(waiting: Sequence[RegionWork], missing: float) -> int:
-    """How many of those that wait, the longest first, are expected to take so large a share of the time, of which all
+    """How many of those that wait, in their order, are expected to take so large a share of the time, of which all
     of them take that and what is not missing."""
     left_s = sum(work.expected_s for work in waiting) * missing / (missing + 1 - ENOUGH)
     for count, work in enumerate(waiting, 1):

@@ -75,7 +75,7 @@ APART = 0.1
 
 GAP_S = 10e-6
 """The most that a gap between two kernels is taken to account for: a host needs 2 to 4 µs for one that is timed alone,
-which is in the kernel's own time (`docs/flux.md`), and some hosts are slower."""
+which is in the kernel's own time, and some hosts are slower."""
 
 SAME_CLOCK = 0.01
 """Clocks that differ by less are the same."""

@@ -265,3 +265,13 @@ def test_one_kernel_is_evaluated_as_ever() -> None:
         inputs = inputs_of(chain)
         for a, b in zip(evaluate(chain.asts[0], inputs, points), chain.on(inputs, {}).at(ours), strict=True):
             assert (a.values == b.values).all() and (a.error == b.error).all() and (a.indices == b.indices).all()
+
+
+def test_where_nothing_bounds_an_error_nothing_is_known_of_it_however_small_the_others_are() -> None:
+    values, error = np.arange(32.0), np.full(32, 1.0)
+    error[3] = np.inf
+    expected = StoreValues(0, np.arange(32), values, error)
+    for off, share in ((0.0, 0.0), (0.25, 0.25)):
+        found = chain_module.tightened(expected, [StoreValues(0, np.arange(32), values + off, error)])
+        assert found.share == share and np.isinf(found.error[3])
+        assert np.array_equal(np.delete(found.error, 3), np.full(31, share))

@@ -16,7 +16,7 @@ from kcg.compat.tiny import Context
 from kcg.kernel.codec import kernel_of
 from kcg.kernel.opts.space import KernelSpace
 from kcg.optimize import handwritten
-from kcg.optimize.baselines import BESIDE, ENOUGH, HEAD, TAIL, measure_baselines, price_s
+from kcg.optimize.baselines import BESIDE, ENOUGH, HEAD, TAIL, measure_baselines
 from kcg.optimize.budget import Budget
 from kcg.optimize.console import progress
 from kcg.optimize.log import RunLog
@@ -141,7 +141,7 @@ def test_a_kernel_whose_reference_takes_long_waits_for_those_that_gain_more_a_se
     assert {work.reference_terms for work in long} == {1 << 25} and others[0].reference_terms == 96 * 256
     assert min(work.expected_s for work in long) > max(work.expected_s for work in others)
     clock = Clock(monkeypatch, lambda work: work.expected_s, is_cpu=True)
-    clock.each_s = lambda work: 2 * price_s(work)
+    clock.each_s = lambda work: 6.5 if work.reference_terms == 1 << 25 else 0.3
     timed(clock, [*long, *others], left_s=33.0)
     assert {id(work) for work in clock.sent} == {id(work) for work in others}
     assert clock.now_s - 1000.0 <= HEAD * 33.0

@@ -1116,8 +1116,8 @@ def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> f
         return float(share * 2 / itemsize)
     sums = plan.sums / len(plan.view.kernel.together) / plan.threads  # of a thread in one product: each is by itself
     of_float32 = f.share_of_float32(plan.precision, sums)
-    if plan.precision == TF32X3 and not f.float32_share:  # by no wgmma
-        return float(of_float32)
+    if plan.precision == TF32X3 and not f.float32_share:  # such products have no wgmma
+        return float(of_float32 * (1.5 if held_exactly(plan.view.contraction) is not None else 1.0))
     if plan.precision != EXACT or f.float32_share:
         return float(share * of_float32)
     unrolled = sums * plan.step

@@ -100,6 +100,40 @@ def test_products_of_float32_take_what_fused_multiply_adds_do() -> None:
     assert expected_s((64, 96), 32) > 0.95 * expected_s((64, 128), 32), "a tile in pieces takes longer"
 
 
+def test_products_side_by_side_are_products_by_themselves() -> None:
+    """Query, key and value of one x, in float32: three times one product at least, and no more than by a third."""
+    x, target = empty(2048, 512), TARGETS["sm_90"]
+    of_three = read_region(region_of(*(x @ empty(512, 512) for _ in range(3))))
+    of_one = read_region(region_of(x @ empty(512, 512)))
+    assert len(of_three.stored) == 3
+    p = default_parameters(of_one, target).changed(
+        tile=(64, 64), reduce_tile=32, num_warps=4, num_stages=4, split=1, persistent=0, precision="ieee"
+    )
+    three_s, one_s = (predicted_seconds(kernel, target, p) for kernel in (of_three, of_one))
+    assert 2.5 * one_s < three_s < 4 * one_s
+
+
+def test_reductions_beside_others_take_time_each() -> None:
+    x, target = empty(2048, 512), TARGETS["sm_90"]
+    of_three = read_region(region_of(*(x @ empty(512, 512) for _ in range(3))))
+    of_one = read_region(region_of(x @ empty(512, 512)))
+    (p, *_) = (one for one in starts(of_one, target) if one.form == "reduction")
+    three_s, one_s = (predicted_seconds(kernel, target, p) for kernel in (of_three, of_one))
+    assert three_s > 1.25 * one_s
+
+
+def test_three_products_of_tf32_have_no_wgmma() -> None:
+    """Few rows cost them nothing: what counts is how many sums a thread has."""
+    kernel, target = read_region(region_of(empty(4096, 4096) @ empty(4096, 4096))), TARGETS["sm_90"]
+    of = default_parameters(kernel, target).changed(
+        reduce_tile=32, num_warps=4, num_stages=3, split=1, persistent=0, precision="tf32x3"
+    )
+    low, high = (predicted_seconds(kernel, target, of.changed(tile=tile)) for tile in ((16, 256), (64, 64)))
+    assert low == pytest.approx(high, rel=0.35)
+    small = predicted_seconds(kernel, target, of.changed(tile=(16, 16)))
+    assert small > 2 * low
+
+
 def test_an_operand_that_is_computed_takes_time() -> None:
     left, right = (empty(1024, 1024, dtype="bfloat16") for _ in range(2))
     plain, computed = (read_region(region_of(one @ right)) for one in (left, (left * 2 + 1).silu()))
