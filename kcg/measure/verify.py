@@ -673,7 +673,8 @@ def elements_to_points(index: StoreIndex, elements: NDArray[np.int64]) -> tuple[
 
 
 # ---- NaN in a maximum, a minimum or another comparison. tinygrad compares and selects, so what becomes of NaN depends
-# on the order in which it reads: no reference knows it. Right is what tinygrad's own schedule makes of the same data.
+# on the order in which it reads. Right is what tinygrad's own schedule makes of the same data, what comparing one
+# element after the other makes of it, and NaN that comparisons let through.
 
 NAN_RULE = "NaN treated as by tinygrad's kernels"
 NAN_RUNS = 2  # of each input from which NaN comes into a comparison: sparse, then dense

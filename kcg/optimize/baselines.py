@@ -46,9 +46,9 @@ def measure_baselines(
     """Time the hand-coded schedule of the regions that have no time yet, those first that are expected to take longest.
 
     On a CPU what a reference takes counts too. On a GPU `meanwhile` is called while that is done; on a CPU before,
-    since nothing may disturb a sample. Of a
-    budget it ends before all are, see `_Turns`. With `until` it ends then, by `time.monotonic`, whatever is
-    timed, and the order is that of `works`. On a GPU it may leave a `Tail`, which is timed while the search goes on.
+    since nothing may disturb a sample. Of a budget it ends before all are, see `_Turns`. With `until` it ends then, by
+    `time.monotonic`, whatever is timed, and the order is that of `works`. On a GPU it may leave a `Tail`, which is
+    timed while the search goes on.
     """
     if device.is_cpu:
         meanwhile()
