@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from kcg.compat.tiny import DType, GroupOp, Invalid, Ops, UOp, dtypes
 from kcg.errors import VerificationError
 
 Array = NDArray[Any]
+Marked = TypeVar("Marked")
 
 CONFIDENT = 4.0
 """How many errors away a correct kernel may be: the largest seen over the tests' kernels and seeds is below 1.5."""
@@ -113,13 +114,20 @@ _noise: ContextVar[Noise | None] = ContextVar("noise", default=None)
 
 
 @contextlib.contextmanager
-def rounding_at_random(noise: Noise) -> Iterator[None]:
-    """Inside the block arithmetic has no bounds of its errors, but errors: see `Noise`."""
-    before = _noise.set(noise)
+def _inside(mark: ContextVar[Marked], value: Marked) -> Iterator[None]:
+    """A block in which a mark has a value."""
+    before = mark.set(value)
     try:
         yield
     finally:
-        _noise.reset(before)
+        mark.reset(before)
+
+
+@contextlib.contextmanager
+def rounding_at_random(noise: Noise) -> Iterator[None]:
+    """Inside the block arithmetic has no bounds of its errors, but errors: see `Noise`."""
+    with _inside(_noise, noise):
+        yield
 
 
 def noise_now() -> Noise | None:
@@ -136,11 +144,8 @@ _tf32: ContextVar[bool] = ContextVar("tf32", default=False)
 @contextlib.contextmanager
 def products_of_tf32() -> Iterator[None]:
     """Inside the block the factors of products that are summed may be rounded, or cut, to `TF32_BITS`."""
-    before = _tf32.set(True)
-    try:
+    with _inside(_tf32, True):
         yield
-    finally:
-        _tf32.reset(before)
 
 
 def products_are_tf32() -> bool:
@@ -161,11 +166,8 @@ _in_order: ContextVar[bool] = ContextVar("in order", default=False)
 def comparing_in_order() -> Iterator[None]:
     """Inside the block a maximum makes of NaN what tinygrad's kernels without Opts make of it, which compare one
     element after the other: of two the first one stays, and a reduction leaves NaN out."""
-    before = _in_order.set(True)
-    try:
+    with _inside(_in_order, True):
         yield
-    finally:
-        _in_order.reset(before)
 
 
 def compares_in_order() -> bool:
