@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinygrad import Tensor, UOp, dtypes
+from tinygrad import Tensor, UOp, Variable, dtypes
 
 from kcg.workloads.family import Parameters
 
@@ -101,6 +101,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, bias: Te
         scores = scores + Tensor.full((rows, columns), float("-inf"), buffer=False).triu(columns - rows + 1)
     weights = scores.cast(q.dtype).contiguous().softmax(-1, dtype=dtypes.float32).cast(q.dtype).contiguous()
     return (weights @ v).contiguous()
+
+
+def start_position(position: int, context: int) -> dict[str, UOp]:
+    """The bound variable of a step that reads the token after `position` others in a cache of `context` places; none of
+    a prompt, whose position is 0."""
+    return {"start_pos": Variable("start_pos", 1, context - 1).bind(position)} if position else {}
 
 
 def cached(p: Parameters, name: str, context: int, new: Tensor, start: UOp) -> Tensor:

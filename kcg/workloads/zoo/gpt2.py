@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinygrad import Tensor, UOp, Variable
+from tinygrad import Tensor, UOp
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import attention, cached, layer_norm, linear
+from kcg.workloads.layers import attention, cached, layer_norm, linear, start_position
 
 ABOUT = "GPT-2, the logits of a prompt, or of one token with a cache"
 
@@ -47,9 +47,7 @@ def inputs(config: Config) -> dict[str, Input]:
 
 def variables(config: Config) -> dict[str, UOp]:
     """The bound variables of a step, which `run` takes too: `TinyJit` replays those that it was given."""
-    if not config.position:
-        return {}
-    return {"start_pos": Variable("start_pos", 1, config.context - 1).bind(config.position)}
+    return start_position(config.position, config.context)
 
 
 def run(p: Parameters, config: Config, *, tokens: Tensor, start_pos: UOp | None = None) -> Tensor:

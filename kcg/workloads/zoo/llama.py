@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tinygrad import Tensor, UOp, Variable, dtypes
+from tinygrad import Tensor, UOp, dtypes
 
 from kcg.workloads.family import Input, Parameters
-from kcg.workloads.layers import cached, linear, rms_norm
+from kcg.workloads.layers import cached, linear, rms_norm, start_position
 
 ABOUT = "Llama, the next token's logits: of a prompt, or with a cache"
 
@@ -70,9 +70,7 @@ def inputs(config: Config) -> dict[str, Input]:
 
 def variables(config: Config) -> dict[str, UOp]:
     """The bound variables of a step, which `run` takes too: `TinyJit` replays those that it was given."""
-    if not config.position:
-        return {}
-    return {"start_pos": Variable("start_pos", 1, config.context - 1).bind(config.position)}
+    return start_position(config.position, config.context)
 
 
 def run(p: Parameters, config: Config, *, tokens: Tensor, start_pos: UOp | None = None) -> Tensor:
