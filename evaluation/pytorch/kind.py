@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluation.pytorch.turns import Contender
+from kcg.workloads import family
 from kcg.workloads.family import generator
 
 Array = NDArray[Any]
@@ -145,7 +146,5 @@ def values_of(output: Any) -> list[float]:
 
 def as_stored(values: Array, dtype: str) -> Array:
     """Rounded to `dtype`, as float32 or wider."""
-    if dtype == "bfloat16":  # to nearest, ties to even
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
-    return values.astype(np.dtype(dtype))
+    stored = family.as_stored(values, dtype)
+    return (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else stored

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -63,31 +62,27 @@ Tensor = torch.Tensor
 
 
 class TorchParameters:
-    """As `kcg.workloads.family.Parameters`: made when first asked for, the same numbers by name and seed."""
+    """As `RepeatedParameters`: made when first asked for, the same numbers by name and seed. Those of up to `DRAWN`
+    values are the zoo's own."""
 
-    def __init__(self, dtype: str, device: str, seed: int, *, repeated: bool = False) -> None:
-        """`repeated`: as `RepeatedParameters`."""
-        self.dtype, self.device, self.seed, self.repeated = dtype, device, seed, repeated
+    def __init__(self, dtype: str, device: str, seed: int) -> None:
+        self.dtype, self.device, self.seed = dtype, device, seed
         self.tensors: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int, fan_in: int | None = None, around: float = 0.0) -> Tensor:
         if name not in self.tensors:
             deviation = 0.1 if len(shape) == 1 and fan_in is None else (fan_in or math.prod(shape[1:])) ** -0.5
-            random, dtype = generator(self.seed, name), getattr(torch, self.dtype)
-            if not self.repeated:
-                values = random.normal(around, deviation, shape).astype(np.float32)
-                self.tensors[name] = torch.from_numpy(values).to(self.device).to(dtype)
-            else:
-                count = math.prod(shape)
-                once = torch.from_numpy(drawn_once(random, count, around, deviation)).to(dtype).to(self.device)
-                self.tensors[name] = once.repeat(-(-count // len(once)))[:count].reshape(shape)
+            count, dtype = math.prod(shape), getattr(torch, self.dtype)
+            values = drawn_once(generator(self.seed, name), count, around, deviation)
+            once = torch.from_numpy(values).to(dtype).to(self.device)
+            self.tensors[name] = once.repeat(-(-count // len(once)))[:count].reshape(shape)
         return self.tensors[name]
 
 
 def build_model(case: Case, device: str, seed: int) -> tuple[Callable[..., Tensor] | Trained, dict[str, Tensor]]:
     """A model's step, ready to be compiled, and its inputs."""
     family, config, run = family_of(case), config_of(case), RUNS[case["name"]]
-    p, inputs = TorchParameters(config.dtype, device, seed, repeated="sizes" in case), {}
+    p, inputs = TorchParameters(config.dtype, device, seed), {}
     for key, spec in family.inputs(config).items():
         rng = generator(seed + 1, key)
         drawn = rng.integers(0, spec.below, spec.shape) if spec.below else rng.normal(size=spec.shape)

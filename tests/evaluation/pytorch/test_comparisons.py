@@ -117,7 +117,7 @@ def test_a_training_step_has_the_gradients_of_all_blocks() -> None:
 def test_a_billion_parameters_are_drawn_once_and_the_same_in_both() -> None:
     count = models.DRAWN + 7
     ours = models.RepeatedParameters("bfloat16", seed=3)("w", 1, count)
-    theirs = models_torch.TorchParameters("bfloat16", "cpu", 3, repeated=True)("w", 1, count)
+    theirs = models_torch.TorchParameters("bfloat16", "cpu", 3)("w", 1, count)
     values = ours.float().numpy()
     assert np.array_equal(values, theirs.float().numpy())
     assert np.array_equal(values[0, :7], values[0, models.DRAWN :])
