@@ -5,7 +5,6 @@ What tile programs, projections, loop nests, work and traffic, inputs and refere
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from kcg.compat.tiny import AddrSpace, AxisType, InvalidType, Ops, UOp, dtypes
@@ -20,18 +19,6 @@ Affine = dict[UOp | None, int]
 def extent(axis: UOp) -> int:
     """The largest number of steps of a range."""
     return int(axis.src[0].vmax)
-
-
-def reduced_axes(sink: UOp) -> frozenset[UOp]:
-    """The ranges of all reductions of a kernel."""
-    return frozenset(axis for node in sink.toposort() if node.op is Ops.REDUCE for axis in node.src[1:])
-
-
-def terms_of(sink: UOp) -> int:
-    """How many terms the reductions of a kernel add up for one output, each as often as those around it take it."""
-    reduced = reduced_axes(sink)
-    around = ({*node.src[1:], *reduced.intersection(node.ranges)} for node in sink.toposort() if node.op is Ops.REDUCE)
-    return sum(math.prod(map(extent, axes)) for axes in around)
 
 
 def is_symbolic(axis: UOp) -> bool:

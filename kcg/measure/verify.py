@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import CONFIDENT, comparing_in_order, products_of_tf32
-from kcg.kernel.ast import terms_of
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
+from kcg.kernel.reading.depth import terms_of
 from kcg.kernel.reference import LOOKED_THROUGH, StoreIndex, StoreValues, error_ratio
 from kcg.measure import float_state
 from kcg.measure.inputs import (
@@ -723,6 +723,15 @@ def differing_in_nan(own: Any, other: Any, rounding: Rounding) -> NDArray[np.int
     return np.flatnonzero(~((x == y) | (np.isnan(x) & np.isnan(y)) | (close & np.isfinite(x) & np.isfinite(y))))
 
 
+def _is_another(want: Any, got: Any, rounding: Rounding) -> NDArray[np.bool_]:
+    """Where two outputs differ: floats as in `differing_in_nan`, all else exactly."""
+    if got.dtype.kind != "f":
+        return np.asarray(want != got)
+    found = np.zeros(len(got), bool)
+    found[differing_in_nan(want, got, rounding)] = True
+    return found
+
+
 def _of_each_kind(differ: NDArray[np.int64], own: Any, other: Any, most: int) -> NDArray[np.int64]:
     """So many of the elements that differ, in order: of numbers that are others, of numbers in place of NaN and of NaN
     in place of numbers as many each as there are, or a share; drawn, so that no stride of a kernel hides any."""
@@ -916,14 +925,10 @@ class CheckedBench(Workbench, Referee):
                 continue
             looked_at = _of_each_kind(differ, x, y, self._nan_reread)
             elements = places[looked_at] if len(places) else looked_at
-            differ = looked_at[self._made_otherwise(slot, elements, y[looked_at], rounding, variables)]
-            if not len(differ):
-                continue
-            lost = np.isnan(x[differ]) & ~np.isnan(y[differ]) if x.dtype.kind == "f" else np.zeros(len(differ), bool)
-            others, lost_at = differ[~lost], differ[lost][:: max(1, int(lost.sum()) // SUSPECTS)][:SUSPECTS]
-            at = others[0] if len(others) else self._undecided(slot, lost_at, places, variables)
-            if at is not None:
-                element = int(places[at]) if len(places) else int(at)
+            wrong = self._made_otherwise(slot, elements, (x[looked_at], y[looked_at]), rounding, variables)
+            if wrong.any():
+                first = int(wrong.argmax())
+                at, element = looked_at[first], elements[first]
                 return (
                     f"makes something else of NaN than tinygrad's own schedule: element {element} of buffer {slot} is "
                     f"{y[at]}, not {x[at]} (data with NaN)"
@@ -935,31 +940,30 @@ class CheckedBench(Workbench, Referee):
         return max(min(NAN_REREAD, NAN_TERMS // max(sum(map(terms_of, self.chain.asts)), 1)), NAN_LEAST)
 
     def _made_otherwise(
-        self, slot: int, elements: NDArray[np.int64], got: Any, rounding: Rounding, variables: Variables
+        self, slot: int, elements: NDArray[np.int64], sides: tuple[Any, Any], rounding: Rounding, variables: Variables
     ) -> NDArray[np.bool_]:
-        """Which elements of an output are, for certain, neither what comparing one after the other makes of the NaN in
-        the data, nor NaN that comparisons may let through. What another order of reading makes of it is no truth: with
-        `UNROLL` tinygrad's own schedule loses numbers beside NaN, and leaves out weights that are NaN where padding is
-        0. Of long sums the reference computes some elements only: nothing is proven of the others."""
+        """Which elements of an output, of which tinygrad's own schedule and another have other values, are for certain
+        neither what comparing one after the other makes of the NaN in the data, nor NaN that comparisons may let
+        through. What another order of reading makes of it is no truth: with `UNROLL` tinygrad's own schedule loses
+        numbers beside NaN, and leaves out weights that are NaN where padding is 0. A number where its own is NaN
+        whatever is compared leaves out terms that a mask, or a factor of 0, makes nothing of, as causal attention does.
+        Of long sums the reference computes some elements only: nothing is proven of the others."""
+        own, got = sides
+        wrong, place = np.zeros(len(elements), bool), {int(element): at for at, element in enumerate(elements)}
         try:
             with comparing_in_order():
                 in_order = self._stores_at(slot, elements, variables)
             let_through = self._stores_at(slot, elements, variables)
         except VerificationError:  # the reference takes too long here
-            return np.zeros(len(elements), bool)
-        found, right = dict(zip(elements.tolist(), got, strict=True)), set[int]()
-        known = {element for store in in_order for element in store.indices.tolist()}
-        for store, is_nan in [*((one, False) for one in in_order), *((one, True) for one in let_through)]:
-            values = np.array([found[element] for element in store.indices.tolist()], got.dtype)
-            if got.dtype.kind != "f":
-                same = store.values == values if not is_nan else np.zeros(len(values), bool)
-            elif is_nan:
-                same = np.isnan(values) & np.isnan(store.values)
-            else:
-                same = np.ones(len(values), bool)
-                same[differing_in_nan(store.values, values, rounding)] = False
-            right.update(store.indices[same].tolist())
-        return np.array([element in known and element not in right for element in elements.tolist()])
+            return wrong
+        for store in in_order:
+            at = np.array([place[int(element)] for element in store.indices], np.int64)
+            wrong[at] = _is_another(store.values, got[at], rounding)
+        for store in let_through if got.dtype.kind == "f" else ():
+            at = np.array([place[int(element)] for element in store.indices], np.int64)
+            is_nan, certain = np.isnan(got[at]), np.isfinite(store.error)
+            wrong[at] &= ~np.where(is_nan, np.isnan(store.values), np.isnan(own[at]) & certain)
+        return wrong
 
     def _stores_at(self, slot: int, elements: NDArray[np.int64], variables: Variables) -> list[StoreValues]:
         """What is stored to elements of an output, by the reference on the data that are there. Raises
@@ -970,22 +974,6 @@ class CheckedBench(Workbench, Referee):
             points if store.slot == slot else points[:0] for store, points in zip(self.chain.stores, found, strict=True)
         ]
         return [store for store in values.at(of_slot) if store.slot == slot]
-
-    def _undecided(
-        self, slot: int, lost: NDArray[np.int64], places: NDArray[np.int64], variables: Variables
-    ) -> int | None:
-        """Of elements that are NaN with tinygrad's own schedule and numbers otherwise the first that depends on what a
-        comparison makes of NaN; None where all are NaN for certain, whatever it does: then what has a number left out
-        terms that a mask, or a factor of 0, makes nothing of, as causal attention does."""
-        elements = places[lost] if len(places) else lost
-        undecided: set[int] = set()
-        try:
-            stores = self._stores_at(slot, elements, variables)
-        except VerificationError:  # the reference takes too long here: nothing is proven
-            return None
-        for store in stores:
-            undecided.update(store.indices[~np.isfinite(store.error)].tolist())
-        return next((int(at) for at, element in zip(lost, elements, strict=True) if int(element) in undecided), None)
 
     def _looked_at(self, slot: int) -> Any:
         """The stored bits of an output, of a large one at `_places`."""

@@ -203,13 +203,16 @@ class RegionWork:
     def reference_terms(self) -> int:
         """About how many terms the reference of a check adds up: those of all reductions, of each output that is
         looked at."""
-        from kcg.kernel.ast import extent, reduced_axes, terms_of
+        from kcg.kernel.ast import extent
+        from kcg.kernel.reading.depth import terms_of
         from kcg.measure.verify import POINTS
 
         found = 0
         for ast in self._asts(self.bindings[0]):
-            axes = {node for node in ast.toposort() if node.op is Ops.RANGE} - reduced_axes(ast)
-            found += min(math.prod(map(extent, axes)), POINTS) * terms_of(ast)
+            nodes = ast.toposort()
+            reduced = {axis for node in nodes if node.op is Ops.REDUCE for axis in node.src[1:]}
+            outputs = math.prod(extent(node) for node in nodes if node.op is Ops.RANGE and node not in reduced)
+            found += min(outputs, POINTS) * terms_of(ast)
         return found
 
     def _asts(self, values: Variables) -> list[UOp]:

@@ -187,9 +187,10 @@ def test_nothing_is_proven_of_elements_that_the_reference_does_not_compute() -> 
     (store,) = bench._stores_at(slot, elements, ())
     assert 0 < len(store.indices) < 256 and np.isnan(let_through).any()
     rounding = Rounding(1e-2, 1e-3, exact=False)
-    assert not bench._made_otherwise(slot, elements, let_through, rounding, ()).any()
+    own = np.full(256, -np.inf, np.float32)
+    assert not bench._made_otherwise(slot, elements, (own, let_through), rounding, ()).any()
     wrong = np.where(np.isnan(let_through), np.float32(123.0), let_through)
-    assert bench._made_otherwise(slot, elements, wrong, rounding, ()).any()
+    assert bench._made_otherwise(slot, elements, (own, wrong), rounding, ()).any()
 
 
 @pytest.mark.parametrize("length", [40, 1000, 9000])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kcg.compat.tiny import UOp
+from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import extent
 
 
@@ -31,6 +31,12 @@ def loops_of(reductions: tuple[UOp, ...]) -> list[tuple[int, int, int]]:
         for node in innermost
         for ranges, depth in [around[node]]
     ]
+
+
+def terms_of(sink: UOp) -> int:
+    """How many terms the innermost reductions of a kernel add up for one output."""
+    reductions = tuple(node for node in sink.toposort() if node.op is Ops.REDUCE)
+    return sum(times * count for times, count, _ in loops_of(reductions))
 
 
 def is_inside(inner: UOp, outer: UOp) -> bool:
