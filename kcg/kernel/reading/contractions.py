@@ -10,6 +10,7 @@ from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.ast import extent
 from kcg.kernel.reading.accesses import Stored
 from kcg.kernel.reading.factors import Factor, factors_of, product_dtype
+from kcg.kernel.reading.one_hot import OneHot, one_hot
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Contraction:
 
 def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contraction, ...]]:
     """The contraction of a value, and others that are added to it before anything else becomes of them: sums of
-    products that a concatenation split."""
-    reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE)
+    products that a concatenation split. Sums over one-hot rows may stand beside them (`beside`)."""
+    beside = {one.reduce for one in beside_of(stored)}
+    reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE and n not in beside)
     if len(reductions) < 2:
         return contraction_of(reductions, stored.outputs), ()
     found = [contraction_of((node,), stored.outputs) for node in reductions]
@@ -48,6 +50,15 @@ def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contracti
         return None, ()
     *others, last = sorted((first, *rest), key=lambda c: math.prod(map(extent, c.reduce.src[1:])))
     return last, tuple(others)
+
+
+def beside_of(stored: Stored) -> tuple[OneHot, ...]:
+    """The sums over one-hot rows of a value that has other reductions too, of which none is made of another."""
+    reductions = [n for n in stored.value.toposort() if n.op is Ops.REDUCE]
+    found = [one for one in map(one_hot, reductions) if one is not None]
+    if len(found) == len(reductions) or any(a in b.backward_slice for a in reductions for b in reductions):
+        return ()
+    return tuple(found)
 
 
 def _spans(contraction: Contraction) -> list[tuple[int, ...]]:

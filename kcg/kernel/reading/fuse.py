@@ -133,7 +133,10 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
         plain = stored_of(ast, own)
-        is_product = kernel_of((plain,), own).contraction is not None
+        alone = kernel_of((plain,), own)
+        if alone.beside:
+            raise UnsupportedTile("several kernels", "a product is finished with sums over one-hot rows")
+        is_product = alone.contraction is not None
         stored = _inlined(plain, own, {slot: s for slot, s in made.items() if slot not in products or is_product})
         slot = stored.store.buffer.slot
         loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)

@@ -17,6 +17,7 @@ from kcg.kernel.ast import affine, extent
 from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.depth import depth_of, loops_of
 from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.one_hot import OneHot
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import FEW_ROWS
 from kcg.kernel.tile.device import Device, Figures, device_of
@@ -24,7 +25,8 @@ from kcg.kernel.tile.emit import Frame, Lines, Style, Writer
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.estimates import SPECIAL, bytes_of, either, spans_of, waves_of
 from kcg.kernel.tile.eviction import deaf_copies, read_once, reused, streamed
-from kcg.kernel.tile.form import DEEP_ELEMENTS, EACH, Axes, Form, rows_together, settled, tiles_up_to
+from kcg.kernel.tile.form import DEEP_ELEMENTS, EACH, LEAST, Axes, Form, rows_together, settled, tiles_up_to
+from kcg.kernel.tile.one_hot import choosing, rows_of, seconds_of
 from kcg.kernel.tile.parameters import ELEMENTWISE, REDUCTION, TileParameters
 from kcg.kernel.tile.plan import MOST_PARTIALS, Loop, Need, Shared, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, itemsize_of_rows, may_split, reducer, stepped_extent
@@ -57,6 +59,7 @@ ENOUGH = 6  # programs of a multiprocessor, for its memory to be busy while some
 NO_LOOP = Loop("nothing", 0, 0)
 MOST_OF_THREAD = 128  # elements
 MOST_HELD = 64  # elements of a thread in rows: with 128 the compiler spilled, and a program took three times its bytes
+ONE_HOT_TILE, ONE_HOT_STEP = (64, 128), 256  # of a sum over one-hot rows
 SECTOR = 32  # bytes that memory moves at least
 
 
@@ -118,16 +121,22 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
         return kernel.contraction is None or not (kernel.epilogue_uses or kernel.grouped)
 
     def axes(self, view: ReductionView) -> tuple[Axes, ...]:
+        if view.one_hot is not None and (apart := _apart(view.kernel, view.one_hot)):
+            return (apart,)
         return _arrangements(view.kernel, aside=not _reads_rows(view.kernel))
 
     def start(self, view: ReductionView, target: Target, axes: Axes) -> TileParameters:
         made = _first_of_rows(view.kernel, target, axes)
+        if view.one_hot is not None:
+            made = _first_of_one_hot(view.kernel, target, made)
         return settled(view.kernel, target, made, self.elements(made))
 
     def values(self, view: ReductionView, target: Target, p: TileParameters, field: str) -> tuple[Any, ...]:
         match field:
             case "split":
                 return SPLITS if view.may_split else (1,)
+            case "num_stages" | "evict_first" | "evict_last" | "maxnreg" if view.one_hot is not None:
+                return (LEAST[field],)
             case "num_stages":
                 return ROW_STAGES if copied_bytes(view.kernel, p) else (1,)
             case "evict_first":
@@ -157,15 +166,16 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
 
     def planned(self, view: ReductionView, target: Target, p: TileParameters) -> StreamPlan:
         tiled = _tiled(view, p.axes, p.tile)
-        if self.elements(p) > MAX_BLOCK:
-            raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
         tiles = p.split * sum(one.tiles for one in tiled)
-        return StreamPlan.of(
+        plan = StreamPlan.of(
             self.decided(target, p, tiled[0].axes, Loop("terms", view.kernel.reduce_extent, p.reduce_tile, p.split)),
             view=view, programs=tiles, tiles=tiles, tiled=tiled, depth=view.depth, most_elements=32_768,
             copied=copied_bytes(view.kernel, p) if p.num_stages > 1 else 0,
             partials=p.split * partials_of(view.kernel) if p.split > 1 else 0,
         )  # fmt: skip
+        if plan.elements > MAX_BLOCK:
+            raise UnsupportedTile("tile", f"a block has at most {MAX_BLOCK:,} elements")
+        return plan
 
     def write(self, plan: StreamPlan, writer: Writer) -> Lines:
         return _write_launch(plan, writer)
@@ -185,6 +195,8 @@ class StreamPlan(TilePlan):
 
     @property
     def elements(self) -> int:
+        if (one := self.view.one_hot) is not None:  # its terms are added one after the other
+            return max(self.area, rows_of(one, self.axes) * self.step)
         return self.area * max(1, self.step)
 
     @property
@@ -282,6 +294,13 @@ def _reads_rows(kernel: TileKernel) -> bool:
     return rows > 0 and rows >= columns
 
 
+def _apart(kernel: TileKernel, one: OneHot) -> Axes:
+    """The rows of a sum over one-hot rows, and all else; nothing where they are all."""
+    rows = tuple(n for n, axis in enumerate(kernel.outputs) if axis in one.rows)
+    others = tuple(n for n in range(len(kernel.outputs)) if n not in rows)
+    return (rows, others) if others and not kernel.grouped and len(rows) == len(one.rows) else ()
+
+
 # ---- the prior
 
 
@@ -337,6 +356,15 @@ def _first_of_rows(kernel: TileKernel, target: Target, axes: Axes) -> TileParame
         if split > 1:
             made = replace(made, reduce_tile=step, split=split, num_warps=device.warps(128))
     return replace(made, evict_first=read_once(kernel, target, made)) if device.ptx else made
+
+
+def _first_of_one_hot(kernel: TileKernel, target: Target, made: TileParameters) -> TileParameters:
+    """Few rows of many columns: looking for terms is done once for all of these."""
+    sizes = zip(ONE_HOT_TILE[-len(made.axes) :], made.axes, strict=True)
+    tile = tuple(min(size, power_of_two(count_of(kernel, numbers))) for size, numbers in sizes)
+    step = min(ONE_HOT_STEP, power_of_two(kernel.reduce_extent))
+    made = replace(made, tile=tile, reduce_tile=step, split=1, evict_first=(), num_stages=1)
+    return replace(made, num_warps=device_of(target).warps(128))
 
 
 def _row_step(count: int, itemsize: int) -> int:
@@ -424,8 +452,8 @@ def _write_tiles(plan: StreamPlan, tiled: Tiled, root: Frame, number: str) -> No
     kernel = tiled.kernel
     part, *digits = split_number(root, number, [plan.split, *tiled.places, *tiled.counts])
     bind_tile(root, tiled, digits)
-    own = Part(part, plan.split)
-    root.reduce = reducer(kernel, first_axis=len(tiled.axes), part=own, stages=plan.num_stages)
+    own, terms = Part(part, plan.split), len(tiled.axes)
+    root.reduce = choosing(reducer(kernel, first_axis=terms, part=own, stages=plan.num_stages), terms, own)
     if plan.split > 1:
         store_partials(root, kernel, own)
     else:
@@ -468,6 +496,11 @@ def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
         all_elements * moved / (f.l2_bytes * busy),
         all_elements * used / (flying / f.loaded_s * busy),
     )
+    if (sums := plan.view.one_hot) is not None:
+        waiting_s, computing_s = seconds_of(sums, plan.axes, plan.step, f)
+        written_s = sum(bytes_of(stored.store) for stored in kernel.written) / f.memory_bytes
+        chain_s = waves * (f.opening_s + waiting_s)
+        return Times((written_s, programs * computing_s / busy), after_s=chain_s / min(at_once, ENOUGH))
     stream_s *= max(1.0, elements / MOST_HELD)
     nodes = {node for stored in kernel.stored for node in stored.value.toposort()}
     work = sum(4 if node.op in SPECIAL else 1 for node in nodes)

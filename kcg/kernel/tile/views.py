@@ -19,6 +19,7 @@ from kcg.kernel.reading.bit_sums import BitSums, bit_sums_of
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.depth import depth_of
 from kcg.kernel.reading.kernel import Attention, Rows, TileKernel
+from kcg.kernel.reading.one_hot import OneHot, one_hot
 from kcg.kernel.reading.packed import Packed, packed_sums
 from kcg.kernel.reading.prefix import Prefix, prefix_of
 from kcg.kernel.reading.unsupported import UnsupportedTile
@@ -79,6 +80,11 @@ class View:
     def depth(self) -> int:
         """Reductions inside of each other."""
         return depth_of(self.kernel.reductions)
+
+    @cached_property
+    def one_hot(self) -> OneHot | None:
+        """The sum over one-hot rows that is all that it reduces."""
+        return one_hot(self.kernel.reductions[0]) if len(self.kernel.reductions) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)

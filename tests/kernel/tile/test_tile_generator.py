@@ -65,11 +65,22 @@ def unpacked() -> Tensor:
     return vectors.dot(PackedWeights()("w", (256, 512), "q4_k").T, dtype="float32").cast("float16")
 
 
+def of_rows() -> Tensor:
+    taken = Tensor.arange(512).reshape(512, 1, 1) == empty(256, dtype="int32").reshape(1, 256, 1)
+    return taken.where(empty(256, 128).reshape(1, 256, 128), 0).sum(1)
+
+
+def product_and_rows() -> Tensor:
+    return empty(512, 256, dtype="bfloat16") @ empty(256, 128, dtype="bfloat16") + of_rows().cast("bfloat16")
+
+
 BOTH = ((0,), (1,))
 CORPUS: tuple[tuple[Callable[[], Tensor], str, TileParameters], ...] = (
     (lambda: (empty(512, 512) * 2).silu(), "sm_80", TileParameters(ELEMENTWISE, ((0,),), (256,))),
     (lambda: empty(4096, 512).sum(0), "sm_80", TileParameters(REDUCTION, ((0,),), (8,), 1024, num_stages=1)),
     (lambda: empty(4096, 512).sum(0), "sm_80", TileParameters(REDUCTION, ((0,),), (8,), 256, split=4, num_stages=1)),
+    (of_rows, "sm_90", TileParameters(REDUCTION, BOTH, (64, 128), 128, num_stages=1)),
+    (product_and_rows, "sm_90", TileParameters(CONTRACTION, BOTH, (128, 64), 64, num_stages=3)),
     (lambda: empty(512, 1024).softmax(), "sm_90", TileParameters(ROWS, ((0,),), (1,), 1024, num_stages=1)),
     (lambda: empty(64, 256).cumsum(1), "sm_80", TileParameters(PREFIX, BOTH, (8, 256), 1, num_stages=1)),
     (packed, "sm_90", TileParameters(PACKED, ((0,),), (4,), 32, num_warps=1, num_stages=1, unpacked=16)),
