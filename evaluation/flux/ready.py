@@ -37,15 +37,16 @@ REPLAYS = 2
 
 def checked(path: Path, preset: str, dev: str, *, ahead_s: float) -> dict[str, Any]:
     """The stages of a check of the whole model, whose child was there so many seconds before, and what it found."""
-    from kcg.measure.isolated import IsolatedProcess
+    from kcg.judge.whole_model import PLAN, begun
     from kcg.report.result import read_result
 
     job = {"workload": "flux", "preset": preset, "seed": 0, "weights": "", "kernels": [], "programs": {}}
-    about = ("flux", preset, noun_to_json(read_result(path).target))
     begin = time.monotonic()
-    with IsolatedProcess(CHILD, dev=dev, label="ready", arguments=about) as process:
+    with begun("flux", preset, 0, dev, module=CHILD) as process:
+        process.tell({PLAN: ["flux", preset, noun_to_json(read_result(path).target)]})
         time.sleep(ahead_s)
-        ended = process.run(job | {"results": [str(path)]}, timeout_s=TIMEOUT_S, name="the check")
+        asked = job | {"results": [str(path)], "steady_s": 0.0, "steady_until": 0.0}
+        ended = process.run(asked, timeout_s=TIMEOUT_S, name="the check")
     if ended.returncode or not ended.out:
         raise KcgError(f"the check failed: {ended.last_words}")
     stages, (check,) = json.loads(ended.err[-1]), json.loads(ended.out[-1])
