@@ -37,8 +37,11 @@ class OneHot:
 
 
 def one_hot(reduce: UOp) -> OneHot | None:
-    """A reduction as a sum over one-hot rows. None where it is none, is symbolic, or has few rows for its terms."""
+    """A reduction as a sum over one-hot rows. None where it is none, is symbolic, is made of other reductions, or has
+    few rows for its terms."""
     if reduce.arg[0] is not Ops.ADD or any(map(is_symbolic, reduce.src[1:])):
+        return None
+    if any(node.op is Ops.REDUCE for node in reduce.src[0].toposort()):
         return None
     term = reduce.src[0]
     while term.op is Ops.CAST and dtypes.is_float(term.dtype):
@@ -61,7 +64,7 @@ def _rows_of(condition: UOp, terms: frozenset[UOp], *, equal: bool) -> tuple[UOp
         return ()
     for row, number in (condition.src, condition.src[::-1]):
         is_read = any(node.op is Ops.INDEX for node in number.toposort())
-        if any(node.op in (Ops.INDEX, Ops.REDUCE) for node in row.toposort()) or not is_read:
+        if any(node.op is Ops.INDEX for node in row.toposort()) or not is_read:
             continue
         if row.ranges and not terms & {*row.ranges} and {*number.ranges} <= terms and not dtypes.is_float(row.dtype):
             return () if any(map(is_symbolic, row.ranges)) else tuple(row.ranges)
