@@ -5,7 +5,7 @@ that are alive, what the last call of a `TinyJit` returned, and what the program
 imports no tinygrad, and `Observer.watch` may be called before a program imports it: tinygrad reads its settings from
 the environment then, and a program may set them first.
 
-Private: `realize.lower_and_compile` and `.track_stats` (see `kcg.compat.capture`), `_TinyJit.__call__`,
+Private: `realize.lower_and_compile` and `.track_stats` (see `kcg.compat.capture`), `_TinyJit.__call__` and `.captured`,
 `Tensor._buffer` (every read of values goes through it), `tensor.all_tensors` (in the order in which they were made),
 and `get_call_outs_ins`, `get_call_arg_uops`, `resolve_params`.
 """
@@ -52,6 +52,7 @@ class Piece:
     eps: float  # distance from 1 to the next number of the dtype; 0 for whole numbers and booleans
     values: NDArray[Any]  # bfloat16 and fp8 as float32
     fed_by: tuple[str, ...] = ()  # the kernels and regions, of those that are asked for, that it came out of
+    replayed: bool = False  # of what was read: whether a `TinyJit` had replayed what it captured by then
 
 
 class Left(NamedTuple):
@@ -90,6 +91,7 @@ class Observer:
         self._seen: weakref.WeakKeyDictionary[UOp, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._returned: Any = None
         self._read: deque[Piece] = deque(maxlen=READS)
+        self._replayed = False
         self._now = threading.local()
 
     @contextlib.contextmanager
@@ -181,7 +183,9 @@ class Observer:
         @functools.wraps(call)
         def watched(jitted: Any, *args: Any, **kwargs: Any) -> Any:
             self._returned = None  # not in memory beside what comes next
+            was_captured = jitted.captured is not None
             self._returned = call(jitted, *args, **kwargs)
+            self._replayed = self._replayed or was_captured
             return self._returned
 
         jit._TinyJit.__call__ = watched
@@ -194,7 +198,7 @@ class Observer:
         def watched(read: Any) -> Any:
             buffer = buffer_before(read)
             if buffer.nbytes <= READ_BYTES and self._memory.holds(buffer):
-                self._keep_read(self._piece(READ, buffer, read.shape))
+                self._keep_read(replace(self._piece(READ, buffer, read.shape), replayed=self._replayed))
             return buffer
 
         tensor.Tensor._buffer = watched

@@ -11,7 +11,8 @@ call of a `TinyJit` returned, and what the script read last. Two runs that leave
 number of them, cannot be compared. Where values differ by more than a single kernel may make them differ, two more runs
 tell why: one repeats the run with tinygrad's own schedules, since a script that depends on the time or on the system's
 random numbers differs from itself, and one tells what it makes of rounding. The recording is such a run where it left
-the same bytes. Only then does a script fail.
+the same bytes. Only then does a script fail. What rounding moves too far, as the last losses of a training loop, says
+nothing; what it does not, as the first ones, decides if it came out of the same schedules.
 
 Where it replays a `TinyJit`, its replays are timed in each of these runs; not while it is recorded, which takes time of
 its own. Processes differ, so plans that are right run in turns, each as often as there is time.
@@ -442,16 +443,16 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
     rounding = rounding_of(result)
     check = judge_first(chosen.pieces, own.pieces, rounding)
     if check is None:
-        check = _with_more_runs(
-            runs,
-            own,
-            chosen,
-            lambda shaken: judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
-        )
-        fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
         changed = changed_by(result, handwritten=bool(runs.script.kernels))
+
+        def judged(shaken: Ran) -> ModelCheck:
+            values = shaken.shaken
+            return judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=values, changed=changed)
+
+        check = _with_more_runs(runs, own, chosen, judged)
+        fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
         runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
-    return replace(check, compared=_compared_words(own))
+    return replace(check, compared="; ".join(filter(None, (_compared_words(own), check.compared))))
 
 
 def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:

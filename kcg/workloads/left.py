@@ -20,7 +20,7 @@ from kcg.files import write_whole
 
 FOLDER = "recorded"  # beside a result, until it was compared
 ANSWER = "recorded.json"
-PROPERTIES = ("place", "dtype", "eps", "fed_by")  # of a piece, beside its values
+PROPERTIES = ("place", "dtype", "eps", "fed_by", "replayed")  # of a piece, beside its values
 MOST_BYTES = 1 << 29
 """Of what a script leaves, so much is kept while it is recorded, the small tensors first: twice of what is compared,
 since some of it comes out of kernels that keep their schedules."""
