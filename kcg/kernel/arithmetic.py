@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
@@ -847,6 +847,7 @@ class Identities(NamedTuple):
     related: frozenset[UOp]  # sums whose operands share a term, so that inf - inf may come out as anything
     positive: frozenset[UOp]  # arguments of roots and logarithms that no rounding makes negative
     padded: frozenset[UOp]  # products with a factor that is 0 in some places, whatever the data are
+    shrunk: dict[UOp, float]  # products with constants below 1, and what these come to
 
 
 def identities(ast: UOp) -> Identities:
@@ -858,7 +859,9 @@ def identities(ast: UOp) -> Identities:
     padded: set[UOp] = set()
     terms: dict[UOp, frozenset[UOp]] = {}
     known: dict[UOp, bool] = {}
+    constants: dict[UOp, tuple[float, float]] = {}
     for node in ast.toposort():
+        constants[node] = _constants_in(node, constants)
         if node.op in GroupOp.Comparison:
             if _plain(node.src[0]) == _plain(node.src[1]):
                 same.add(node)
@@ -875,7 +878,24 @@ def identities(ast: UOp) -> Identities:
             positive.add(node)
         elif node.op is Ops.MUL and dtypes.is_float(node.dtype) and any(map(_is_padded, node.src)):
             padded.add(node)
-    return Identities(frozenset(same), zero, frozenset(related), frozenset(positive), frozenset(padded))
+    shrunk = {node: small for node, (small, _) in constants.items() if node.op is Ops.MUL and small < 1}
+    return Identities(frozenset(same), zero, frozenset(related), frozenset(positive), frozenset(padded), shrunk)
+
+
+def _constants_in(node: UOp, known: Mapping[UOp, tuple[float, float]]) -> tuple[float, float]:
+    """What the constant factors below 1 of a float come to, and those above."""
+    if not dtypes.is_float(node.dtype):
+        return 1.0, 1.0
+    if node.op is Ops.CONST:
+        size = abs(_constant(node) or 0.0)
+        return (min(size, 1.0), max(size, 1.0)) if 0 < size < math.inf else (1.0, 1.0)
+    if node.op is Ops.MUL:
+        (small, large), (other_small, other_large) = (known[side] for side in node.src)
+        return small * other_small, large * other_large
+    if node.op is Ops.RECIPROCAL:
+        small, large = known[node.src[0]]
+        return 1 / large, 1 / small if small else 1.0
+    return known[node.src[0]] if node.op is Ops.CAST and dtypes.is_float(node.src[0].dtype) else (1.0, 1.0)
 
 
 def _is_padded(node: UOp) -> bool:
@@ -894,6 +914,16 @@ def beside_padding(product: Value, factors: Sequence[Value]) -> Value:
     if not open_.any():
         return product
     return product._replace(error=np.where(open_, np.inf, _some(product.error)))
+
+
+def with_constants_last(product: Value, factor: float, dtype: DType) -> Value:
+    """A product of `Identities.shrunk`, whose constants tinygrad moves behind all else: 1 / (2 y) · x / 4 becomes
+    x / y / 8. What is beyond the largest float without them may be infinite."""
+    if _noise.get() is not None or _is_narrow(dtype):
+        return product
+    with np.errstate(all="ignore"):
+        beyond = np.isfinite(product.data) & (np.abs(product.data) / factor > largest_of(dtype))
+    return product._replace(error=np.where(beyond, np.inf, _some(product.error))) if beyond.any() else product
 
 
 def _constant(node: UOp) -> float | None:

@@ -67,6 +67,7 @@ from kcg.kernel.arithmetic import (
     smallest_normal,
     subnormal_step,
     unit_roundoff,
+    with_constants_last,
 )
 from kcg.kernel.ast import buffer_of, shape_of, store_of
 
@@ -790,6 +791,8 @@ class Run:
                 )
                 if node in known.padded:
                     result = beside_padding(result, [values[s] for s in node.src])
+                if (factor := known.shrunk.get(node)) is not None:
+                    result = with_constants_last(result, factor, node.dtype)
                 if node in self._rounded:
                     result = as_tf32(result, [values[s] for s in node.src])
                 x = self._complements.get(node)

@@ -261,6 +261,17 @@ def test_overflows_that_cancel_prove_nothing() -> None:
     assert np.isinf(store.error[store.indices == 0]).all() and (store.error[store.indices == 1] < 1e-4).all()
 
 
+def test_a_product_that_overflows_without_its_constants_is_in_doubt() -> None:
+    """tinygrad computes x / (2 y) / 4096 as x / y / 8192: the gradient of a batch norm's variance has that form."""
+    (ast,) = kernels_of(empty(4) * (empty(4) * 2.0).reciprocal() * 2.0**-12)
+    x, y = np.array([2e31, 1e31, -2e31, 2e31], np.float32), np.array([5e-8, 5e-8, 5e-8, 5e-7], np.float32)
+    store = reference(ast, data := {0: np.zeros(4, np.float32), 1: x, 2: y})
+    assert np.isinf(store.error[np.argsort(store.indices)]).tolist() == [True, False, True, False]
+    got = run_on("CPU", ast, data)[store.slot]
+    assert np.isinf(got).tolist() == [True, False, True, False] and error_ratio(store, got[store.indices]).max() < 1
+    assert np.isfinite(store.values).all()
+
+
 # -- underflow
 
 
