@@ -378,10 +378,10 @@ def judge_pieces(
     return ModelCheck(None, f"no verdict: {share}; the first, {first.words(values)}", first.error, first.tolerance)
 
 
-def _shown_by(told: Sequence[Piece], *, replays: bool) -> set[str]:
+def _shown_by(pieces: Sequence[Piece], *, replays: bool) -> set[str]:
     """The kernels and regions that show in these pieces: of a script that `replays` a `TinyJit` in what was read since,
     or was there at the end."""
-    late = (piece for piece in told if piece.replayed or piece.place != READ or not replays)
+    late = (piece for piece in pieces if piece.replayed or piece.place != READ or not replays)
     return {name for piece in late for name in piece.fed_by}
 
 
