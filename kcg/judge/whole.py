@@ -82,6 +82,11 @@ class Runner:
         """About how many seconds it takes; 0 where it will not run."""
         raise NotImplementedError
 
+    @property
+    def doubts_s(self) -> float:
+        """About how many seconds more it takes to tell why what it leaves differs, where it is likely to; else 0."""
+        return 0.0
+
     def timeout_s(self, expected_s: float) -> float:
         """How long it is waited for where there is no budget."""
         return TIMEOUT_S

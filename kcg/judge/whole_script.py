@@ -27,9 +27,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.compat.observing import READ
 from kcg.compat.replays import Replayed
 from kcg.handover.choices import changed_by
 from kcg.judge.script_run import MAX_BYTES, Ran, read_answer
@@ -55,7 +57,7 @@ from kcg.measure import isolated
 from kcg.measure.protocol import median
 from kcg.nouns import noun_to_json
 from kcg.types import ModelCheck, Result, Target
-from kcg.workloads.left import ANSWER, identity, read_recorded
+from kcg.workloads.left import ANSWER, Recorded, identity, read_recorded
 
 if TYPE_CHECKING:
     from kcg.kernel.program import Compiled
@@ -89,6 +91,7 @@ class Script(Runner):
     recorded_s: float = 0.0  # what recording its kernels took
     recorded: Path | None = None  # where that kept what the script left
     spared_s: float = 0.0  # of it, what lowering took that no run does again
+    dev: str = ""  # where it was recorded, such as `CPU:X86`
     programs: Callable[[], Mapping[str, Compiled]] = dict
     """tinygrad's own programs of kernels, as its recording lowered them, by kernel."""
     check_device: Callable[[], None] = lambda: None
@@ -132,10 +135,32 @@ class Script(Runner):
         left, and one with each plan, which compiles what changed."""
         if not self.wanted:
             return 0.0
-        run_s = max(self.recorded_s - self.spared_s, 0.0)
         compiling_s = min(cost.changed * cost.compile_s, self.spared_s)
-        own_s = (cost.rounds - self.is_recorded) * run_s
-        return MORE * (own_s + cost.rounds * cost.plans * (run_s + compiling_s))
+        own_s = (cost.rounds - self.is_recorded) * self.run_s
+        return MORE * (own_s + cost.rounds * cost.plans * (self.run_s + compiling_s))
+
+    @property
+    def run_s(self) -> float:
+        """One more run with tinygrad's own schedules, in seconds."""
+        return max(self.recorded_s - self.spared_s, 0.0)
+
+    @property
+    def doubts_s(self) -> float:
+        """Another run with tinygrad's own schedules, and one with other rounding."""
+        return MORE * 2 * self.run_s if self.wanted and self.feeds_back else 0.0
+
+    @cached_property
+    def feeds_back(self) -> bool:
+        """Whether what it read later came out of more kernels than what it read first, of as many floats, as the losses
+        of a training loop: what rounds grows from step to step then."""
+        if self.recorded is None or (kept := self._kept(self.recorded)) is None:
+            return False
+        reads = [one for one in kept.found if one.place == READ and one.piece is not None and one.piece.eps]
+        return any(one.nbytes == reads[0].nbytes and {*reads[0].fed_by} < {*one.fed_by} for one in reads[1:])
+
+    def _kept(self, folder: Path) -> Recorded | None:
+        """What the recording of its kernels kept of what it left."""
+        return read_recorded(folder, of=identity(self.program.command, seed=self.seed, dev=self.dev))
 
     def timeout_s(self, expected_s: float) -> float:
         return max(TIMEOUT_S, TIMES * expected_s)
@@ -216,7 +241,7 @@ class _Runs:
         of = identity(script.program.command, seed=script.seed, dev=self._dev)
         kept = read_recorded(script.recorded, of=of)
         left = kept.of_kernels(script.observed, most_bytes=MAX_BYTES) if kept is not None else None
-        return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.recorded_s)
+        return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.run_s)
 
     def own(self, *, shake: bool | None = None) -> Ran:
         """A run with tinygrad's own schedules: the first, another one, or one with every value that the script begins
@@ -312,7 +337,7 @@ class _Comparison:
         if own is runs.recorded and (check := _as_recorded(result, own, chosen)) is not None:
             self._saw_steps(place, chosen)
         else:
-            if isinstance(again := self._run_again(own), ModelCheck):
+            if isinstance(again := self._run_again(own, like=chosen), ModelCheck):
                 return again
             if chosen.ended != again.ended:
                 return _whose_fault(runs, again, chosen.words or "it ends well")
@@ -322,12 +347,12 @@ class _Comparison:
         when = "the script runs again" + (f" ({chosen.words})" if chosen.ended else "")
         return occurring(check, served=chosen.kernels, changed=changed, when=when)
 
-    def _run_again(self, own: Ran) -> Ran | ModelCheck:
-        """A run with tinygrad's own schedules in the place of one that was recorded; else the same. A check where that
-        cannot be."""
+    def _run_again(self, own: Ran, like: Ran | None = None) -> Ran | ModelCheck:
+        """A run with tinygrad's own schedules in the place of one that was recorded, which is expected to take as long
+        as another one; else the same. A check where that cannot be."""
         if own is not self._runs.recorded:
             return own
-        if None not in self._runs.script.known and not self._runs.has_time_for(own):
+        if None not in self._runs.script.known and not self._runs.has_time_for(like or own):
             return unclear("it differs from what was recorded, and there was no time to see whether it always does")
         try:
             again = self._runs.own()

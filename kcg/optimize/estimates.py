@@ -43,6 +43,9 @@ WHOLE_SHARE_ON_GPU: Final = 1 / 3
 """Of what is left of a budget after the baselines on a GPU, the check of the whole takes no more, or no time is kept
 for it: with a minute for Flux 768 what it took was half of what judging had, of a third of the kernels. With two it is
 22 to 31 s of 107."""
+DOUBTS_SHARE: Final = 1 / 3
+"""The same of a script that is likely to differ by rounding, with the runs that tell whether it does; else time is kept
+for one run alone."""
 UNSURE: Final = 1 / 3  # of a step as tinygrad schedules it, that the chosen one takes at least, until it is known
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
 KERNELS_SHARE_ON_GPU: Final = 1 / 3
@@ -553,6 +556,7 @@ class Estimates:
     def _model_s(self) -> float:
         """What checking the whole model is expected to take, in seconds; 0 where the budget had no room for it when
         the search began: that does not depend on what is found and spent since."""
+        left_s = math.inf
         if self.budget.over_at is not None:
             left_s = self.budget.over_at - self.measured.first_at
             most_s = (1 - LEAST_SHARE) * left_s - self._least_judging_s()
@@ -562,7 +566,11 @@ class Estimates:
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
         rounds = self.runner.rounds if has_plan and self.captured.workload.steps else 1
-        return self.whole_s(plans=self.runner.plans if has_plan else 1, rounds=rounds)
+        checking_s = self.whole_s(plans=self.runner.plans if has_plan else 1, rounds=rounds)
+        doubtful_s = checking_s + self._whole_slower * self.runner.doubts_s
+        if doubtful_s > DOUBTS_SHARE * left_s:
+            return checking_s
+        return doubtful_s
 
 
 class Pace:

@@ -53,6 +53,7 @@ def runner_of(
             spared_s=service.spared_s(work.call.region for work in works),
             programs=lambda: {kernel: one.as_tinygrad for kernel, one in service.lowered.items()},
             check_device=service.check_device,
+            dev=device.choice.dev,
         )
     if (call := captured.call) is not None:
         kernels, once = len(workload.calls), captured.why_once

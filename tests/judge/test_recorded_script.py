@@ -41,6 +41,36 @@ def recorded(folder: Path, path: Path, *arguments: str) -> Script:
     return Script(program, seed=SEED, recorded_s=10.0, recorded=keeping.folder)
 
 
+def read_by_it(values: Any, *fed_by: str) -> Left:
+    values = np.asarray(values)
+    eps = float(np.finfo(values.dtype).eps) if values.dtype.kind == "f" else 0.0
+    return Left(READ, values.nbytes, fed_by, Piece(READ, values.dtype.name, eps, values, fed_by))
+
+
+LOSS, TOKEN = np.float32(0.5), np.int32(7)
+
+
+@pytest.mark.parametrize(
+    ("reads", "feeds_back"),
+    [
+        ([read_by_it(LOSS, "forward"), read_by_it(LOSS, "forward", "backward", "optimiser")], True),
+        ([read_by_it(LOSS, "forward"), read_by_it(LOSS, "forward")], False),
+        ([read_by_it(LOSS, "forward"), read_by_it(np.ones(9, np.float32), "forward", "last")], False),
+        ([read_by_it(TOKEN, "prompt"), read_by_it(TOKEN, "prompt", "token")], False),
+        ([read_by_it(LOSS, "one"), read_by_it(LOSS, "another")], False),
+        ([], False),
+    ],
+)
+def test_a_training_loop_feeds_back_what_it_computes(reads: list[Left], feeds_back: bool, tmp_path: Path) -> None:
+    program = Program(Form.SCRIPT, "train.py", ())
+    alive = Left(ALIVE, 4, ("forward",), Piece(ALIVE, "float", 1e-7, np.ones(1, np.float32), ("forward",)))
+    left.keep(tmp_path, [alive, *reads], of=left.identity(program.command, seed=SEED, dev=DEV))
+    script = Script(program, seed=SEED, recorded=tmp_path, recorded_s=12.0, spared_s=2.0, dev=DEV)
+    assert script.feeds_back is feeds_back and script.doubts_s == (25.0 if feeds_back else 0.0)
+    assert not replace(script, dev="ANOTHER").feeds_back and replace(script, wanted=False).doubts_s == 0.0
+    assert not replace(script, recorded=None).feeds_back
+
+
 def lines_of(file: Path) -> int:
     return len(file.read_text().splitlines())
 
