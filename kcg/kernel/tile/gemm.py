@@ -19,7 +19,7 @@ from typing import Any
 from kcg.compat.tiny import UOp, dtypes
 from kcg.kernel.ast import is_symbolic
 from kcg.kernel.reading.accesses import Access, Stored
-from kcg.kernel.reading.kernel import TileKernel
+from kcg.kernel.reading.kernel import Loading, TileKernel
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import (
     FEW_ROWS,
@@ -99,6 +99,10 @@ MOST_UNROLLED = 4_096
 SPILLING = 1_024
 """Of these from here on some programs spill: 48 of 261 recorded ones took 12 to 65 times as long as expected, and 2 of
 351 with fewer."""
+COLUMNS_SPILL = 8.0
+"""So many times as long it takes with more of these than that where the columns' operand is computed, as a norm or a
+cast: the geometric mean of 40 recorded programs of 9 regions, which the cost expected to take as long as others
+(docs/experiments/2026-11-30-products-of-float32.md)."""
 SPLIT_TERMS = 512
 """Of a sum, from which on float32 may be three products of tf32. Numbers near the smallest have no lower half there,
 which shows where no other term is large: of 15 recorded programs with fewer terms 11 were refused, of 21 others one
@@ -1074,11 +1078,17 @@ def _beside_s(plan: MatmulPlan, f: Figures) -> float:
 
 def _computed_s(plan: MatmulPlan, f: Figures) -> float:
     """Seconds of one step in which operands are computed that do not come as they stand: a norm's, a mask's, a cast."""
-    product, *_ = plan.products
-    sides = product.kernel.loading[::-1] if product.is_turned else product.kernel.loading
-    computed = (size for size, side in zip(plan.tile, sides, strict=True) if not all(one.as_it_is for one in side))
+    sides = zip(plan.tile, _loading(plan), strict=True)
+    computed = (size for size, side in sides if not all(one.as_it_is for one in side))
     elements = sum(computed) * plan.step
     return COMPUTED_OPERATIONS * elements / f.plain_ops
+
+
+def _loading(plan: MatmulPlan) -> tuple[tuple[Loading, ...], tuple[Loading, ...]]:
+    """How the operands of the tile's rows come into the loop, and those of its columns."""
+    product, *_ = plan.products
+    rows, columns = product.kernel.loading
+    return (columns, rows) if product.is_turned else (rows, columns)
 
 
 def _apart(group: int, loaded: tuple[int, int], counts: Sequence[int], tiles: int) -> float:
@@ -1139,7 +1149,10 @@ def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> f
     if plan.precision != EXACT or f.float32_share:
         return float(share * of_float32)
     unrolled = sums * plan.step
-    return float(of_float32 / max(1.0, unrolled / SPILLING) ** 0.25 / (1.0 if len(plan.sub_tiles) == 1 else IN_PIECES))
+    slower = max(1.0, unrolled / SPILLING) ** 0.25 * (1.0 if len(plan.sub_tiles) == 1 else IN_PIECES)
+    if unrolled > SPILLING and not all(one.as_it_is for one in _loading(plan)[1]):
+        slower *= COLUMNS_SPILL
+    return float(of_float32 / slower)
 
 
 def _resident(plan: MatmulPlan, device: Device) -> int:
