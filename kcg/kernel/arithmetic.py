@@ -847,7 +847,7 @@ class Identities(NamedTuple):
     related: frozenset[UOp]  # sums whose operands share a term, so that inf - inf may come out as anything
     positive: frozenset[UOp]  # arguments of roots and logarithms that no rounding makes negative
     padded: frozenset[UOp]  # products with a factor that is 0 in some places, whatever the data are
-    shrunk: dict[UOp, float]  # products with constants below 1, and what these come to
+    with_constants: dict[UOp, float]  # products with constants below 1, and what these come to
 
 
 def identities(ast: UOp) -> Identities:
@@ -878,8 +878,8 @@ def identities(ast: UOp) -> Identities:
             positive.add(node)
         elif node.op is Ops.MUL and dtypes.is_float(node.dtype) and any(map(_is_padded, node.src)):
             padded.add(node)
-    shrunk = {node: small for node, (small, _) in constants.items() if node.op is Ops.MUL and small < 1}
-    return Identities(frozenset(same), zero, frozenset(related), frozenset(positive), frozenset(padded), shrunk)
+    with_constants = {node: small for node, (small, _) in constants.items() if node.op is Ops.MUL and small < 1}
+    return Identities(frozenset(same), zero, frozenset(related), frozenset(positive), frozenset(padded), with_constants)
 
 
 def _constants_in(node: UOp, known: Mapping[UOp, tuple[float, float]]) -> tuple[float, float]:
@@ -916,13 +916,16 @@ def beside_padding(product: Value, factors: Sequence[Value]) -> Value:
     return product._replace(error=np.where(open_, np.inf, _some(product.error)))
 
 
+_BEYOND = 1.001  # what is no larger may be the largest float, divided by what it was multiplied by
+
+
 def with_constants_last(product: Value, factor: float, dtype: DType) -> Value:
-    """A product of `Identities.shrunk`, whose constants tinygrad moves behind all else: 1 / (2 y) · x / 4 becomes
+    """A product of `Identities.with_constants`, which tinygrad moves behind all else: 1 / (2 y) · x / 4 becomes
     x / y / 8. What is beyond the largest float without them may be infinite."""
     if _noise.get() is not None or _is_narrow(dtype):
         return product
     with np.errstate(all="ignore"):
-        beyond = np.isfinite(product.data) & (np.abs(product.data) / factor > largest_of(dtype))
+        beyond = np.isfinite(product.data) & (np.abs(product.data) / factor > _BEYOND * largest_of(dtype))
     return product._replace(error=np.where(beyond, np.inf, _some(product.error))) if beyond.any() else product
 
 

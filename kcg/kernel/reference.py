@@ -791,7 +791,7 @@ class Run:
                 )
                 if node in known.padded:
                     result = beside_padding(result, [values[s] for s in node.src])
-                if (factor := known.shrunk.get(node)) is not None:
+                if (factor := known.with_constants.get(node)) is not None:
                     result = with_constants_last(result, factor, node.dtype)
                 if node in self._rounded:
                     result = as_tf32(result, [values[s] for s in node.src])

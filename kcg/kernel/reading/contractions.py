@@ -36,9 +36,9 @@ class Contraction:
 
 def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contraction, ...]]:
     """The contraction of a value, and others that are added to it before anything else becomes of them: sums of
-    products that a concatenation split. Sums over one-hot rows may stand beside them (`beside`)."""
-    beside = {one.reduce for one in beside_of(stored)}
-    reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE and n not in beside)
+    products that a concatenation split. Sums over one-hot rows may stand beside them."""
+    one_hot_sums = {one.reduce for one in one_hot_sums_of(stored)}
+    reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE and n not in one_hot_sums)
     if len(reductions) < 2:
         return contraction_of(reductions, stored.outputs), ()
     found = [contraction_of((node,), stored.outputs) for node in reductions]
@@ -52,7 +52,7 @@ def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contracti
     return last, tuple(others)
 
 
-def beside_of(stored: Stored) -> tuple[OneHot, ...]:
+def one_hot_sums_of(stored: Stored) -> tuple[OneHot, ...]:
     """The sums over one-hot rows of a value that has other reductions too, of which none is made of another."""
     reductions = [n for n in stored.value.toposort() if n.op is Ops.REDUCE]
     found = [one for one in map(one_hot, reductions) if one is not None]

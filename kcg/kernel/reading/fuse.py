@@ -51,7 +51,12 @@ MOST_NODES = 4096  # of all values together: each use of a value may be a copy o
 
 def read_region(region: Region) -> TileKernel:
     """A region, read as one kernel. Raises UnsupportedTile, with the construct that is in the way."""
-    return read_kernel(region) if len(region.kernels) == 1 else _fused(region.id, region)
+    if len(region.kernels) == 1:
+        return read_kernel(region)
+    kernel = _fused(region.id, region)
+    if any(one.one_hot_sums for one in kernel.launched):
+        raise UnsupportedTile("several kernels", "a product is finished with sums over one-hot rows")
+    return kernel
 
 
 @lru_cache(256)
@@ -133,10 +138,7 @@ def _combined(region: Region, calls: frozenset[int], *, holding: bool, as_rows: 
         own = buffers_of(ast)
         buffers |= {param: buffer for param, buffer in own.items() if param not in buffers or buffer.written}
         plain = stored_of(ast, own)
-        alone = kernel_of((plain,), own)
-        if alone.beside:
-            raise UnsupportedTile("several kernels", "a product is finished with sums over one-hot rows")
-        is_product = alone.contraction is not None
+        is_product = kernel_of((plain,), own).contraction is not None
         stored = _inlined(plain, own, {slot: s for slot, s in made.items() if slot not in products or is_product})
         slot = stored.store.buffer.slot
         loaded |= {access.buffer.slot for access in _loads(stored, buffers)} - set(made)

@@ -19,7 +19,7 @@ from kcg.compat.tiny import AxisType, Ops, UOp, dtypes
 from kcg.kernel.ast import extent, is_variable
 from kcg.kernel.codec import ast_of
 from kcg.kernel.reading.accesses import Access, BufferSlot, Stored, access_of, buffers_of, stored_of
-from kcg.kernel.reading.contractions import Contraction, Operand, beside_of, contraction_of, contractions_of
+from kcg.kernel.reading.contractions import Contraction, Operand, contraction_of, contractions_of, one_hot_sums_of
 from kcg.kernel.reading.merging import with_maxima_first, with_reductions_merged
 from kcg.kernel.reading.one_hot import OneHot
 from kcg.kernel.reading.unsupported import UnsupportedTile
@@ -178,7 +178,7 @@ class TileKernel:
     attention: Attention | None = None  # of several kernels: attention
     chained: tuple[Contraction, ...] = ()  # along K: what is added to the contraction, over the same outputs
     sharing_operand: tuple[Contraction, ...] = ()  # with as many terms, each a sum of its own
-    beside: tuple[OneHot, ...] = ()  # of a contraction: sums over one-hot rows that its result is finished with
+    one_hot_sums: tuple[OneHot, ...] = ()  # of a contraction: sums over one-hot rows that its result is finished with
     grouped: tuple[TileKernel, ...] = ()  # other contractions, whose tiles are programs of the same launch
     grouped_rows: bool = False  # whether these have other rows and as many columns, not other columns of the same rows
     allows_tf32: bool = False  # whether products may round float32 operands to tf32: the user says so
@@ -294,11 +294,11 @@ class TileKernel:
     @cached_property
     def reduce_ranges(self) -> tuple[UOp, ...]:
         """The ranges of the reduction that is not inside another one; of several, of the longest."""
-        beside = {one.reduce for one in self.beside}
+        others = {one.reduce for one in self.one_hot_sums}
         top = [
             r
             for r in self.reductions
-            if r not in beside and not any(r in other.src[0].backward_slice_with_self for other in self.reductions)
+            if r not in others and not any(r in other.src[0].backward_slice_with_self for other in self.reductions)
         ]
         return max((r.src[1:] for r in top), key=lambda ranges: math.prod(map(extent, ranges)), default=())
 
@@ -343,7 +343,7 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
     contraction, chained = contractions_of(stored[0])
     kernel = _kernel_of(stored, buffers, contraction, chained=chained)
     if contraction is not None:
-        return replace(kernel, beside=beside_of(stored[0]))
+        return replace(kernel, one_hot_sums=one_hot_sums_of(stored[0]))
     if len(kernel.reductions) > 1:
         with suppress(UnsupportedTile):
             return with_shared_operand(stored, buffers)

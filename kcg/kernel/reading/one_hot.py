@@ -66,6 +66,8 @@ def _rows_of(condition: UOp, terms: frozenset[UOp], *, equal: bool) -> tuple[UOp
         is_read = any(node.op is Ops.INDEX for node in number.toposort())
         if any(node.op is Ops.INDEX for node in row.toposort()) or not is_read:
             continue
-        if row.ranges and not terms & {*row.ranges} and {*number.ranges} <= terms and not dtypes.is_float(row.dtype):
-            return () if any(map(is_symbolic, row.ranges)) else tuple(row.ranges)
+        if terms & {*row.ranges} or dtypes.is_float(row.dtype) or any(map(is_symbolic, row.ranges)):
+            continue
+        if row.ranges and number.ranges and {*number.ranges} <= terms:
+            return tuple(row.ranges)
     return ()

@@ -642,7 +642,9 @@ def in_the_sum(kernel: TileKernel) -> dict[UOp, Block]:
 def read_for_each(kernel: TileKernel, axes: Iterable[Sequence[UOp]]) -> tuple[Access, ...]:
     """What is read beside a contraction's sum for each element of a tile, whose axes have these ranges."""
     held = [set(ranges) for ranges in axes]
-    return tuple(x for x in kernel.epilogue_loads if all(not ranges.isdisjoint(x.node.ranges) for ranges in held))
+    inside = {node for one in kernel.one_hot_sums for node in one.reduce.backward_slice}
+    loads = (x for x in kernel.epilogue_loads if x.node not in inside)
+    return tuple(x for x in loads if all(not ranges.isdisjoint(x.node.ranges) for ranges in held))
 
 
 def swizzled(frame: Frame, number: str, rows: int, columns: int, group: int) -> tuple[str, str]:

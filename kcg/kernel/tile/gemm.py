@@ -66,7 +66,7 @@ from kcg.kernel.tile.form import (
     settled,
 )
 from kcg.kernel.tile.needed import VECTOR_BYTES
-from kcg.kernel.tile.one_hot import looked_at, seconds_of, sums_beside
+from kcg.kernel.tile.one_hot import bind_one_hot_sums, looked_at, seconds_of
 from kcg.kernel.tile.parameters import CONTRACTION, EXACT, POINTER, TF32X3, TMA, TileParameters
 from kcg.kernel.tile.plan import LEAST_COPY, MOST_PARTIALS, Dot, Loop, Need, Registers, TilePlan, Times
 from kcg.kernel.tile.reduction import Part, accumulator, stepped_extent
@@ -163,7 +163,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
             made = made.changed(loads=POINTER, reduce_tile=min(UNPACKED_STEP, power_of_two(view.kernel.reduce_extent)))
             if held_exactly(view.contraction) is not None and device_of(target).ptx:
                 made = made.changed(precision=TF32X3)
-        if view.kernel.beside:
+        if view.kernel.one_hot_sums:
             made = made.changed(persistent=0)
         return settled(view.kernel, target, made, self.elements(made))
 
@@ -180,7 +180,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
                 return (POINTER, TMA) if device_of(target).has_tma else (POINTER,)
             case "persistent":
                 # of pieces none was faster than one program a tile
-                return (0, 1, 2) if p.tile[1] not in BETWEEN and not kernel.beside else (0,)
+                return (0, 1, 2) if p.tile[1] not in BETWEEN and not kernel.one_hot_sums else (0,)
             case "tail":
                 return _tails(view, p)
             case "epilogue_parts":
@@ -244,7 +244,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
             raise UnsupportedTile("tail", ONLY["tail"])
         if view.kernel.grouped and (p.read_early or p.warp_specialize):
             raise UnsupportedTile("form", "products of one launch are not specialised, and read nothing early")
-        if view.kernel.beside and (p.persistent or p.warp_specialize):
+        if view.kernel.one_hot_sums and (p.persistent or p.warp_specialize):
             raise UnsupportedTile("form", "programs that finish a product with sums over one-hot rows have one tile")
         if p.read_early and (p.split > 1 or p.tail > 1):
             raise UnsupportedTile("read_early", ONLY["read_early"])
@@ -430,9 +430,9 @@ class MatmulPlan(TilePlan):
         return self.products[0].sums
 
     @property
-    def sums_beside(self) -> int:
+    def further_sums(self) -> int:
         """Sums over one-hot rows that it keeps while a tile is finished."""
-        return len(self.view.kernel.beside) * self.tile[0] * stored_width(self.tile[1], self.epilogue_parts)
+        return len(self.view.kernel.one_hot_sums) * self.tile[0] * stored_width(self.tile[1], self.epilogue_parts)
 
     @property
     def reduced(self) -> tuple[UOp, ...]:
@@ -540,7 +540,7 @@ class MatmulPlan(TilePlan):
             yield Need("steps of each part", self.split, steps // 2)
             yield Need("partial sums", self.partials, MOST_PARTIALS)
         most = device.registers_of_thread(self.num_warps) - LEAST_BESIDE
-        yield Need("registers for sums", (sums + self.sums_beside) // threads, most)
+        yield Need("registers for sums", (sums + self.further_sums) // threads, most)
         yield Need("threads with an element each", threads, self.area)
         if self.read_early:  # half as many registers again for two bytes each, and addresses
             yield Need("registers for what is read early", (sums + self.area) // threads, most)
@@ -732,7 +732,7 @@ def _can_describe(view: MatmulView, p: TileParameters) -> bool:
 def _held_sums(view: MatmulView, target: Target, tile: tuple[int, int], warps: int) -> tuple[int, int]:
     """Rows of a contraction's tile, and warps, whose registers hold its sums where columns that belong together are
     many: more warps, then fewer rows. Raises UnsupportedTile where not even a tensor core's fewest rows are held."""
-    (rows, columns), device, sums = tile, device_of(target), len(view.kernel.together) + len(view.kernel.beside)
+    (rows, columns), device, sums = tile, device_of(target), len(view.kernel.together) + len(view.kernel.one_hot_sums)
     while rows * columns * sums // device.threads(warps) > registers_for_sums(target, warps):
         if warps < MOST_WARPS:
             warps *= 2
@@ -835,7 +835,7 @@ def _write_tiles(
     contractions = tuple(one.contraction for one in (product.own, *product.sharing))
     blocks = stored_blocks(contractions, root, lines, sums, plan.epilogue_parts)
     for block in blocks:
-        sums_beside(product.kernel, block.frame, (axes[0], block.columns), block.starts)
+        bind_one_hot_sums(product.kernel, block.frame, (axes[0], block.columns), block.starts)
     _finish(plan, product, blocks, top, part)
     if tail is not None:
         root.lines.extend(f"if {unit} < 0:", lines)
@@ -1068,12 +1068,12 @@ def _tile(plan: MatmulPlan, f: Figures, tiles: int, flight_s: float) -> Tile:
     shared_s = steps * either(product_s, load_s, apart_s, held_s)
     part_s = 4 * plan.area / f.store_bytes
     opening_s = f.opening_s + f.fill_s + flight_s + (f.descriptors_s if plan.loads_by == TMA else 0.0)
-    return Tile(chain_s, shared_s, epilogue_s(plan, f) + _beside_s(plan, f), part_s, opening_s, f.crowding)
+    return Tile(chain_s, shared_s, epilogue_s(plan, f) + _one_hot_s(plan, f), part_s, opening_s, f.crowding)
 
 
-def _beside_s(plan: MatmulPlan, f: Figures) -> float:
+def _one_hot_s(plan: MatmulPlan, f: Figures) -> float:
     """Of one tile: sums over one-hot rows."""
-    return sum(sum(seconds_of(one, plan.axes, looked_at(one, plan.axes), f)) for one in plan.view.kernel.beside)
+    return sum(sum(seconds_of(one, plan.axes, looked_at(one, plan.axes), f)) for one in plan.view.kernel.one_hot_sums)
 
 
 def _computed_s(plan: MatmulPlan, f: Figures) -> float:
@@ -1159,7 +1159,7 @@ def _resident(plan: MatmulPlan, device: Device) -> int:
     """Programs that a multiprocessor runs at once."""
     threads = plan.threads
     sums, elements = plan.sums // threads, plan.area // threads
-    registers = sums + plan.sums_beside // threads + BESIDE_SUMS + (elements // 2 if plan.read_early else 0)
+    registers = sums + plan.further_sums // threads + BESIDE_SUMS + (elements // 2 if plan.read_early else 0)
     registers = min(device.registers_of_one, max(registers, int(plan.pair_registers)))
     if plan.warp_specialize:
         threads *= 3

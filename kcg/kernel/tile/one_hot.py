@@ -82,10 +82,10 @@ def choosing(reduce: Reducer, number: int, part: Part) -> Reducer:
     return write
 
 
-def sums_beside(kernel: TileKernel, frame: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str]) -> None:
-    """Has a frame of rows by columns, which begin at `starts`, make the sums over one-hot rows that stand beside a
-    contraction where they are used."""
-    known = {one.reduce: one for one in kernel.beside}
+def bind_one_hot_sums(kernel: TileKernel, frame: Frame, axes: tuple[Axis, Axis], starts: tuple[str, str]) -> None:
+    """Has a frame of rows by columns, which begin at `starts`, make the sums over one-hot rows that a contraction is
+    finished with, where they are used."""
+    known = {one.reduce: one for one in kernel.one_hot_sums}
 
     def reduce(node: UOp, inside: Frame) -> None:
         one = known[node]

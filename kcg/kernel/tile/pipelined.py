@@ -105,7 +105,7 @@ class PipelinedMatmul(Form[MatmulView, "PipelinedPlan"]):
     sees = MatmulView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None or kernel.beside:
+        if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None or kernel.one_hot_sums:
             return False
         return _may_pipeline(MatmulView.of(kernel), target)
 

@@ -121,13 +121,13 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
         return kernel.contraction is None or not (kernel.epilogue_uses or kernel.grouped)
 
     def axes(self, view: ReductionView) -> tuple[Axes, ...]:
-        if view.one_hot is not None and (apart := _apart(view.kernel, view.one_hot)):
-            return (apart,)
+        if view.one_hot_sums and (by_rows := _by_rows(view.kernel, view.one_hot_sums[0])):
+            return (by_rows,)
         return _arrangements(view.kernel, aside=not _reads_rows(view.kernel))
 
     def start(self, view: ReductionView, target: Target, axes: Axes) -> TileParameters:
         made = _first_of_rows(view.kernel, target, axes)
-        if view.one_hot is not None:
+        if view.one_hot_sums:
             made = _first_of_one_hot(view.kernel, target, made)
         return settled(view.kernel, target, made, self.elements(made))
 
@@ -135,7 +135,7 @@ class Reduction(Form[ReductionView, "StreamPlan"]):
         match field:
             case "split":
                 return SPLITS if view.may_split else (1,)
-            case "num_stages" | "evict_first" | "evict_last" | "maxnreg" if view.one_hot is not None:
+            case "num_stages" | "evict_first" | "evict_last" | "maxnreg" if view.one_hot_sums:
                 return (LEAST[field],)
             case "num_stages":
                 return ROW_STAGES if copied_bytes(view.kernel, p) else (1,)
@@ -195,8 +195,8 @@ class StreamPlan(TilePlan):
 
     @property
     def elements(self) -> int:
-        if (one := self.view.one_hot) is not None:  # its terms are added one after the other
-            return max(self.area, rows_of(one, self.axes) * self.step)
+        if sums := self.view.one_hot_sums:  # their terms are added one after the other
+            return max(self.area, rows_of(sums[0], self.axes) * self.step)
         return self.area * max(1, self.step)
 
     @property
@@ -294,7 +294,7 @@ def _reads_rows(kernel: TileKernel) -> bool:
     return rows > 0 and rows >= columns
 
 
-def _apart(kernel: TileKernel, one: OneHot) -> Axes:
+def _by_rows(kernel: TileKernel, one: OneHot) -> Axes:
     """The rows of a sum over one-hot rows, and all else; nothing where they are all."""
     rows = tuple(n for n, axis in enumerate(kernel.outputs) if axis in one.rows)
     others = tuple(n for n in range(len(kernel.outputs)) if n not in rows)
@@ -496,8 +496,9 @@ def _times(plan: StreamPlan, target: Target, f: Figures) -> Times:
         all_elements * moved / (f.l2_bytes * busy),
         all_elements * used / (flying / f.loaded_s * busy),
     )
-    if (sums := plan.view.one_hot) is not None:
-        waiting_s, computing_s = seconds_of(sums, plan.axes, plan.step, f)
+    if sums := plan.view.one_hot_sums:
+        each = [seconds_of(one, plan.axes, plan.step, f) for one in sums]
+        waiting_s, computing_s = (sum(seconds) for seconds in zip(*each, strict=True))
         written_s = sum(bytes_of(stored.store) for stored in kernel.written) / f.memory_bytes
         chain_s = waves * (f.opening_s + waiting_s)
         return Times((written_s, programs * computing_s / busy), after_s=chain_s / min(at_once, ENOUGH))

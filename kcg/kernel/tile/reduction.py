@@ -60,7 +60,7 @@ def may_split(kernel: TileKernel) -> bool:
         and kernel.rows is None
         and not kernel.also
         and not kernel.chained
-        and not kernel.beside
+        and not kernel.one_hot_sums
         and not kernel.grouped
         and all(
             r.src[1:] == first.src[1:]

@@ -101,7 +101,7 @@ class UnpackingMatmul(Form[MatmulView, "UnpackingPlan"]):
     sees = MatmulView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None or kernel.beside:
+        if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None or kernel.one_hot_sums:
             return False
         return unpacks(kernel.contraction) and _may_unpack(MatmulView.of(kernel), target)
 

@@ -82,9 +82,11 @@ class View:
         return depth_of(self.kernel.reductions)
 
     @cached_property
-    def one_hot(self) -> OneHot | None:
-        """The sum over one-hot rows that is all that it reduces."""
-        return one_hot(self.kernel.reductions[0]) if len(self.kernel.reductions) == 1 else None
+    def one_hot_sums(self) -> tuple[OneHot, ...]:
+        """The sums over one-hot rows that are all that it reduces, of the same rows."""
+        found = tuple(one for one in map(one_hot, self.kernel.reductions) if one is not None)
+        alike = len(found) == len(self.kernel.reductions) and len({one.rows for one in found}) == 1
+        return found if alike and self.depth == 1 else ()
 
 
 @dataclass(frozen=True, eq=False)

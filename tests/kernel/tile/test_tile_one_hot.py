@@ -11,6 +11,7 @@ import pytest
 from tinygrad import Tensor, dtypes, nn
 
 from kcg.kernel.codec import kernel_of
+from kcg.kernel.kinds import space_of
 from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.reading.one_hot import MOST_OF_ROW, one_hot
@@ -54,6 +55,29 @@ def tied(dtype: str, rows: int = ROWS, width: int = WIDTH, read: int = READ) -> 
     return of_product * 0.25 + taken.where(empty(read, width, dtype=dtype).reshape(1, read, width), 0).sum(1)
 
 
+def by_expert(rows: int = 24, width: int = 16, experts: int = 3, terms: int = 16) -> Tensor:
+    """Products of several pairs, and sums whose rows are the pairs: what is read for a sum has rows and columns."""
+    products = empty(experts, rows, terms, dtype="float16") @ empty(experts, terms, width, dtype="float16")
+    taken = Tensor.arange(experts).reshape(experts, 1, 1, 1) == ids(20).reshape(1, 20, 1, 1)
+    return products + taken.where(empty(20, rows, width, dtype="float16").reshape(1, 20, rows, width), 0).sum(1)
+
+
+def read_twice() -> Tensor:
+    """The gradient of a table that is read by two lists of numbers."""
+    table = nn.Embedding(ROWS, WIDTH)
+    table.weight = empty(ROWS, WIDTH)
+    both = (table(ids(READ)) * empty(READ, WIDTH)).sum() + (table(ids(40)) * empty(40, WIDTH)).sum()
+    (found,) = both.gradient(table.weight)
+    return found
+
+
+def two_ranges() -> Tensor:
+    """Rows that two ranges number, which are not stored first."""
+    row = Tensor.arange(8).reshape(1, 8, 1, 1) * 12 + Tensor.arange(12).reshape(1, 1, 12, 1)
+    taken = row == empty(READ, dtype="int64").reshape(1, 1, 1, READ)
+    return taken.where(empty(5, READ).reshape(5, 1, 1, READ), 0).sum(3)
+
+
 SUMS: dict[str, Callable[[], Tensor]] = {
     "an embedding": lambda: gradient(READ),
     "of two dimensions": lambda: gradient(4, 15),
@@ -62,6 +86,9 @@ SUMS: dict[str, Callable[[], Tensor]] = {
     "one column": lambda: gradient(READ, width=1),
     "tied, float32": lambda: tied("float32"),
     "tied, float16": lambda: tied("float16"),
+    "two lists": read_twice,
+    "two ranges, and numbers of 64 bits": two_ranges,
+    "tied, by expert": by_expert,
     "tied, of no power of two": lambda: tied("float16", 71, 56, 37),
 }
 OTHERS: dict[str, Callable[[], Tensor]] = {
@@ -72,8 +99,15 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
     "rows by a float": lambda: _chosen(lambda row, number: row.float() == number.float()),
     "the same row": lambda: _chosen(lambda row, number: row == number * 0 + 7),
     "maxima": lambda: _taken().max(1),
+    "a number that is read once": lambda: (
+        (Tensor.arange(ROWS).reshape(ROWS, 1) == ids(1)).where(empty(1, READ), 0).sum(1)
+    ),
     "a diagonal": lambda: (Tensor.eye(ROWS) * empty(ROWS, ROWS)).sum(1),
 }
+
+
+def _once() -> Tensor:
+    return Tensor.arange(ROWS).reshape(ROWS, 1) == ids(1)
 
 
 def _chosen(condition: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -116,7 +150,8 @@ def test_a_program_looks_which_terms_its_rows_have(name: str) -> None:
     best = default_parameters(kernel, TARGET)
     assert best.form == (CONTRACTION if "tied" in name else REDUCTION) and is_legal(kernel, TARGET, best)
     text = generate_kernel(kernel, TARGET, best).source
-    assert text.count("while ") == best.epilogue_parts and ("tl.dot(" in text) is ("tied" in name)
+    sums = 2 if name == "two lists" else 1
+    assert text.count("while ") == sums * best.epilogue_parts and ("tl.dot(" in text) is ("tied" in name)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -134,9 +169,22 @@ def test_it_costs_less_than_going_through_all_terms_of_each_row() -> None:
 
 def test_several_kernels_are_no_program_with_it() -> None:
     ((region, kernel),) = sums_in(SUMS["tied, float16"])
-    assert kernel.beside and read_region(region).beside
-    with pytest.raises(UnsupportedTile, match="sums over one-hot rows"):
-        read_region(region_of(tied("float16").contiguous() * empty(ROWS, WIDTH, dtype="float16")))
+    assert kernel.one_hot_sums and read_region(region).one_hot_sums
+    product = empty(ROWS, READ, dtype="float16") @ empty(READ, WIDTH, dtype="float16")
+    for made in (
+        tied("float16").contiguous() * empty(ROWS, WIDTH, dtype="float16"),
+        product + gradient(READ, dtype="float16").contiguous(),
+    ):
+        with pytest.raises(UnsupportedTile):
+            read_region(region_of(made))
+
+
+def test_nothing_is_read_early_of_what_a_sum_reads() -> None:
+    """It reads for each row and column, and for each term."""
+    ((region, kernel),) = sums_in(by_expert)
+    space = space_of(region, TARGET, "tile")
+    assert space.neighbours(space.start())
+    assert legal_values(kernel, TARGET, default_parameters(kernel, TARGET), "read_early") == (False,)
 
 
 def test_a_product_with_it_has_no_persistent_programs_and_none_that_share_sums() -> None:
@@ -151,10 +199,12 @@ def test_a_product_with_it_has_no_persistent_programs_and_none_that_share_sums()
 def numbers_and_terms(kernel: TileKernel, rng: np.random.Generator) -> dict[int, np.ndarray]:
     """Numbers of rows of which most are nobody's, some somebody else's, and many the same; and of terms that go
     nowhere infinities and NaN."""
-    (one,) = [found for found in map(one_hot, kernel.reductions) if found]
+    one, *others = [found for found in map(one_hot, kernel.reductions) if found]
+    if others:
+        return {}
     inside = one.reduce.toposort()
     loads = {load.buffer.slot: load.buffer for load in kernel.loads if load.node in inside}
-    (numbers,) = [slot for slot, buffer in loads.items() if buffer.dtype is dtypes.int32]
+    (numbers,) = [slot for slot, buffer in loads.items() if dtypes.is_int(buffer.dtype)]
     (terms,) = [slot for slot in loads if slot != numbers]
     count = loads[numbers].size
     rows = rng.integers(0, 30, count, dtype=np.int32)
@@ -164,7 +214,8 @@ def numbers_and_terms(kernel: TileKernel, rng: np.random.Generator) -> dict[int,
     values[nowhere] = np.resize(np.array([np.inf, -np.inf, np.nan], np.float32), values[nowhere].shape)
     given = {dtypes.float32: values, dtypes.float16: values.astype(np.float16)}
     given[dtypes.bfloat16] = (values.view(np.uint32) >> 16).astype(np.uint16)
-    return {numbers: rows, terms: given[loads[terms].dtype].reshape(-1)}
+    kind = np.int32 if loads[numbers].dtype is dtypes.int32 else np.int64
+    return {numbers: rows.astype(kind), terms: given[loads[terms].dtype].reshape(-1)}
 
 
 @with_triton
