@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kcg.compat.observing import READ, READS, Left, Piece, fitting
+from kcg.compat.observing import FIRST_READS, READ, READS, Left, Piece, fitting
 from kcg.files import write_whole
 
 FOLDER = "recorded"  # beside a result, until it was compared
@@ -93,7 +93,8 @@ class Recorded:
         ]
         left, read = ([one for one in found if (one.place == READ) == is_read] for is_read in (False, True))
         kept = fitting([one.nbytes for one in left], most_bytes)
-        wanted = [*(one.piece for at, one in enumerate(left) if at in kept), *(one.piece for one in read[-READS:])]
+        read = [*read[:FIRST_READS], *read[FIRST_READS:][FIRST_READS - READS :]]
+        wanted = [*(one.piece for at, one in enumerate(left) if at in kept), *(one.piece for one in read)]
         pieces = tuple(piece for piece in wanted if piece is not None)
         return (pieces, len(left) - len(kept)) if len(pieces) == len(wanted) else None
 

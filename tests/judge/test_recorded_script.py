@@ -66,7 +66,7 @@ def test_a_training_loop_feeds_back_what_it_computes(reads: list[Left], feeds_ba
     alive = Left(ALIVE, 4, ("forward",), Piece(ALIVE, "float", 1e-7, np.ones(1, np.float32), ("forward",)))
     left.keep(tmp_path, [alive, *reads], of=left.identity(program.command, seed=SEED, dev=DEV))
     script = Script(program, seed=SEED, recorded=tmp_path, recorded_s=12.0, spared_s=2.0, dev=DEV)
-    assert script.feeds_back is feeds_back and script.doubts_s == (25.0 if feeds_back else 0.0)
+    assert script.feeds_back is feeds_back and script.doubts_s == (37.5 if feeds_back else 0.0)
     assert not replace(script, dev="ANOTHER").feeds_back and replace(script, wanted=False).doubts_s == 0.0
     assert not replace(script, recorded=None).feeds_back
 
