@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
-DOUBTS = 3  # runs that it takes to tell why a script differs
+DOUBTS = 3  # runs that it takes to tell why a script differs,
+LEAST = 0.5  # each of which takes so much of the recording, whatever that lowered: 6.5 s of 12.6
 TIMES = 10.0  # so many times what is expected is waited for then
 
 REPLAYS = 3  # warm ones that a step has at least, or it is not timed
@@ -150,7 +151,8 @@ class Script(Runner):
     @property
     def doubts_s(self) -> float:
         """Runs with tinygrad's own schedules: another one, one with other rounding, and one that is disturbed."""
-        return MORE * DOUBTS * self.run_s if self.wanted and self.feeds_back else 0.0
+        run_s = max(self.run_s, LEAST * self.recorded_s)
+        return MORE * DOUBTS * run_s if self.wanted and self.feeds_back else 0.0
 
     @cached_property
     def feeds_back(self) -> bool:
