@@ -44,8 +44,8 @@ WHOLE_SHARE_ON_GPU: Final = 1 / 3
 for it: with a minute for Flux 768 what it took was half of what judging had, of a third of the kernels. With two it is
 22 to 31 s of 107."""
 DOUBTS_SHARE: Final = 0.4
-"""Of what is left of a budget after the first baseline, the check of a script that is likely to differ by rounding takes no more with the
-runs that tell whether it does, or time is kept for one run alone."""
+"""Of what is left of a budget after the first baseline, the check of a script that is likely to differ by rounding
+takes no more with the runs that tell whether it does, or time is kept for one run alone."""
 UNSURE: Final = 1 / 3  # of a step as tinygrad schedules it, that the chosen one takes at least, until it is known
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
 KERNELS_SHARE_ON_GPU: Final = 1 / 3
