@@ -43,6 +43,7 @@ class Cost:
     rounds: int = 1  # in which a script runs with each
     step_s: float = 0.0  # one execution as tinygrad schedules it
     chosen_s: float = math.inf  # with what was chosen, if that is known; it is no longer
+    saved_s: float = 0.0  # by what was found of some kernels, in all executions
     compile_s: float = 0.0  # one kernel
 
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
 DOUBTS = 3  # runs that it takes to tell why a script differs,
-LEAST = 0.5  # each of which takes so much of the recording, whatever that lowered: 6.5 s of 12.6
+LEAST = 0.5  # each of which takes so much of the recording at least, whatever that lowered: 6.5 s of 12.6
 TIMES = 10.0  # so many times what is expected is waited for then
 
 REPLAYS = 3  # warm ones that a step has at least, or it is not timed
@@ -136,12 +136,13 @@ class Script(Runner):
 
     def expected_s(self, cost: Cost) -> float:
         """A round is a run with tinygrad's own schedules, of which the first was the recording where that kept what it
-        left, and one with each plan, which compiles what changed."""
+        left, and one with each plan, which compiles what changed, and runs faster by what was found."""
         if not self.wanted:
             return 0.0
         compiling_s = min(cost.changed * cost.compile_s, self.spared_s)
         own_s = (cost.rounds - self.is_recorded) * self.run_s
-        return MORE * (own_s + cost.rounds * cost.plans * (self.run_s + compiling_s))
+        chosen_s = max(self.run_s - cost.saved_s, LEAST * self.run_s)
+        return MORE * (own_s + cost.rounds * cost.plans * (chosen_s + compiling_s))
 
     @property
     def run_s(self) -> float:
@@ -175,7 +176,9 @@ class Script(Runner):
         that is right is enough."""
         with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
             runs = _Runs(self, results, Path(folder), timeout_s=timeout_s)
-            return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
+            found = _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
+            self.replayed_s = runs.doubts_s
+            return found
 
 
 class _Died(Exception):
@@ -187,6 +190,7 @@ class _Runs:
 
     def __init__(self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float) -> None:
         self.count, self.script = 0, script
+        self.doubts_s = 0.0  # in runs with tinygrad's own schedules beside the recording
         self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, script.check_device
         self._end = time.monotonic() + timeout_s
         self.changed = [changed_by(result, handwritten=bool(script.kernels)) for result in results]
@@ -240,6 +244,8 @@ class _Runs:
         except isolated.Overdue:
             self._check_device()  # before anything is said of the schedules
             raise
+        if place is None and self.recorded is not None:
+            self.doubts_s += time.monotonic() - begin
         if (ran := read_answer(folder, seconds=time.monotonic() - begin)) is None:
             self._check_device()
             raise _Died(ended.last_words)

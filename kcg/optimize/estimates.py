@@ -513,13 +513,15 @@ class Estimates:
 
     # ---- the whole model or script ----
 
-    def whole_s(self, *, changed: int | None = None, plans: int = 1, rounds: int = 1) -> float:
+    def whole_s(self, *, changed: int | None = None, plans: int = 1, rounds: int = 1, as_found: bool = True) -> float:
         """What checking the whole model or the script is expected to take, in seconds, with so many kernels changed in
         each of so many plans; without a number those that have a candidate, and at least one. A script runs with each
-        plan in so many rounds."""
+        plan in so many rounds. Not `as_found`: as if nothing were faster yet."""
         if changed is None:
             changed = max(sum(bool(work.found) for work in self.works), 1)
         step_s = sum(work.before_s for work in self.works if not work.proposed)
+        found = [work for work in self.works if not work.proposed and work.baseline_s and work.best_s]
+        saved_s = sum(work.before_s - work.after_s for work in found) if as_found else 0.0
         return self._whole_slower * self.runner.expected_s(
             Cost(
                 changed=changed,
@@ -527,6 +529,7 @@ class Estimates:
                 rounds=rounds,
                 step_s=step_s,
                 chosen_s=max(total_s(self.works) or math.inf, UNSURE * step_s),
+                saved_s=max(saved_s, 0.0),
                 compile_s=self._compile_s,
             )
         )
@@ -562,7 +565,7 @@ class Estimates:
             most_s = (1 - LEAST_SHARE) * left_s - self._least_judging_s()
             if not self.device.is_cpu:
                 most_s = min(most_s, WHOLE_SHARE_ON_GPU * left_s)
-            if self.whole_s(changed=1) > most_s:
+            if self.whole_s(changed=1, as_found=False) > most_s:
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
         rounds = self.runner.rounds if has_plan and self.captured.workload.steps else 1
