@@ -274,7 +274,8 @@ def rounding_of_sums(result: Result) -> float:
 # where eps is one rounding unit of the piece: about what the last kernel alone may do. Most scripts agree far better,
 # and are done. Where one does not, tinygrad's own schedules run once more with every floating value that the script
 # begins with changed by one rounding unit at random, and the error of that run (D) tells what the script makes of
-# rounding; a training loop makes a lot of it. Then
+# rounding; a training loop makes a lot of it. Of one loss it may be small by chance: of what the script reads D is the
+# largest of what it read of that shape so far. Then
 #
 # 3 · max(D, eps, eps(stored)) · max(1, √K · eps(sum) / max(eps, eps(stored)))
 #
@@ -373,8 +374,8 @@ def judge_pieces(
     where the `values` with which the script begins were changed by one rounding unit. Where rounding moves pieces too
     much to tell, those that it hardly moves decide if what has `changed` shows in them."""
     judged, firm = list[_Judged](), list[int]()
-    for place, (c, o, s) in enumerate(zip(chosen, own, shaken, strict=True)):
-        first, moved = _judged(c, o, 0.0, o.eps, rounding), _error(s, o)
+    for place, (c, o, moved) in enumerate(zip(chosen, own, _moved(shaken, own), strict=True)):
+        first = _judged(c, o, 0.0, o.eps, rounding)
         if first.ratio <= 1:
             judged.append(first)
             if o.eps and moved <= first.tolerance <= FIRM:
@@ -398,6 +399,18 @@ def judge_pieces(
             return ModelCheck(True, "", worst.error, worst.tolerance, compared=share)
     first = judged[opened[0]]
     return ModelCheck(None, f"no verdict: {share}; the first, {first.words(values)}", first.error, first.tolerance)
+
+
+def _moved(shaken: Sequence[Piece], own: Sequence[Piece]) -> list[float]:
+    """How far the shaken run moved each piece; what was read no less than what was read before it of that shape."""
+    most: dict[tuple[str, tuple[int, ...]], float] = {}
+    found = []
+    for s, o in zip(shaken, own, strict=True):
+        error, form = _error(s, o), (o.dtype, o.values.shape)
+        if o.place == READ and o.eps:
+            error = most[form] = max(error, most.get(form, 0.0))
+        found.append(error)
+    return found
 
 
 def _shows(
