@@ -7,7 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,10 +22,13 @@ from kcg.kernel.arithmetic import CONFIDENT
 from kcg.kernel.chain import Chain
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.reference import StoreValues, error_ratio
+from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, random_parameters
 from kcg.kernel.tile.parameters import TileParameters
+from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import WORKSPACE, TileSource
+from kcg.kernel.tile.space import schedule_of
 from kcg.measure.inputs import buffers_of_kernels, make_inputs_of_kernels, numpy_dtype, to_values
 from kcg.types import Region, Target, Variables
 
@@ -87,6 +90,12 @@ def compare(cases: Sequence[Case], folder: Path, *, timeout_s: float = 240) -> l
         _wrong(case, folder, f"case{number}", question)
         for number, (case, question) in enumerate(zip(cases, questions, strict=True))
     ]
+
+
+def compile_first_choices(found: Iterable[tuple[Region, TileKernel]], gpu: Target) -> None:
+    """Compile the prior's choice of each kernel, without a device. Raises what does not compile."""
+    for region, kernel in found:
+        compile_tile(region, schedule_of(default_parameters(kernel, gpu)), gpu)
 
 
 # ---- the interpreter's process: one for all tests, since it takes longer to start than to run most programs

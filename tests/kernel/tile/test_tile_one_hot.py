@@ -16,17 +16,15 @@ from kcg.kernel.reading.fuse import read_region
 from kcg.kernel.reading.kernel import TileKernel, read_kernel
 from kcg.kernel.reading.one_hot import MOST_OF_ROW, one_hot
 from kcg.kernel.reading.unsupported import UnsupportedTile
-from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.cost import predicted_seconds
 from kcg.kernel.tile.generate import generate_kernel
 from kcg.kernel.tile.legal import is_legal, legal_values, starts
 from kcg.kernel.tile.parameters import CONTRACTION, REDUCTION, TileParameters
 from kcg.kernel.tile.prior import default_parameters
 from kcg.kernel.tile.program import TileSource
-from kcg.kernel.tile.space import schedule_of
 from kcg.types import Region
 from tests.chains import region_of
-from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, wrong_of
+from tests.kernel.tile.running import HAS_TRITON, WITHOUT, Case, compile_first_choices, wrong_of
 from tests.kernels import empty, kernels_of
 from tests.known_targets import KNOWN_TARGETS
 
@@ -234,7 +232,4 @@ def test_they_compute_what_the_kernels_do(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_they_compile(target: str) -> None:
-    gpu = KNOWN_TARGETS[target]
-    for name in SUMS:
-        for region, kernel in sums_in(SUMS[name]):
-            compile_tile(region, schedule_of(default_parameters(kernel, gpu)), gpu)
+    compile_first_choices((one for made in SUMS.values() for one in sums_in(made)), KNOWN_TARGETS[target])
