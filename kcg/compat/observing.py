@@ -5,7 +5,7 @@ that are alive, what the last call of a `TinyJit` returned, and what the program
 imports no tinygrad, and `Observer.watch` may be called before a program imports it: tinygrad reads its settings from
 the environment then, and a program may set them first.
 
-Private: `realize.lower_and_compile` and `.track_stats` (see `kcg.compat.capture`), `_TinyJit.__call__` and `.captured`,
+Private: `realize.lower_and_compile` and `.track_stats` (see `kcg.compat.capture`), `_TinyJit.__call__`,
 `Tensor._buffer` (every read of values goes through it), `tensor.all_tensors` (in the order in which they were made),
 and `get_call_outs_ins`, `get_call_arg_uops`, `resolve_params`.
 """
@@ -21,7 +21,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 ALIVE, RETURNED, READ = "alive", "returned", "read"
 MARK = "kcg:writes "  # begins the tag of a call whose kernel is asked for; its name, and what it writes, follow
 
-READS = 64  # of what a program reads, so many are kept: the last ones,
-FIRST_READS = 16  # and of these so many are the first ones
-DISTURBANCE = 6  # bits: a value that is disturbed is changed by about 2^-6 of its size
+READS = 64  # of what a program reads, so many are kept, the last ones
 READ_BYTES = 1 << 22  # and none that is larger
 READS_RECORDED = 1 << 28  # bytes of these that are kept where it is not known yet which of them will be compared
 HOST = ("PYTHON", "NPY", "DISK")  # tinygrad's devices that values come from
@@ -54,7 +52,6 @@ class Piece:
     eps: float  # distance from 1 to the next number of the dtype; 0 for whole numbers and booleans
     values: NDArray[Any]  # bfloat16 and fp8 as float32
     fed_by: tuple[str, ...] = ()  # the kernels and regions, of those that are asked for, that it came out of
-    replayed: bool = False  # of what was read: whether a `TinyJit` had replayed what it captured by then
 
 
 class Left(NamedTuple):
@@ -82,29 +79,17 @@ class Observer:
     `asked(ast)` is the name of a kernel that is asked for, and empty of others. `prepare` is called before the first
     kernel is compiled, when tinygrad is there: what it puts into `realize.lower_and_compile` stays. With `shake`, every
     floating value that the program begins with (from the host, or out of a kernel that reads none) is changed at
-    random by one rounding unit, up or down, except in graphs of kernels: `JIT=2` makes none. So is, by much more
-    (`DISTURBANCE`), all that the kernels write whose names are `disturbed`.
+    random by one rounding unit, up or down, except in graphs of kernels: `JIT=2` makes none.
     """
 
-    def __init__(
-        self,
-        asked: Callable[[UOp], str],
-        prepare: Callable[[], object],
-        *,
-        seed: int,
-        shake: bool,
-        disturbed: Collection[str] = (),
-    ) -> None:
+    def __init__(self, asked: Callable[[UOp], str], prepare: Callable[[], object], *, seed: int, shake: bool) -> None:
         self.shaken = 0  # values that were changed so
         self._asked, self._prepare, self._seed, self._shake = asked, prepare, seed, shake
-        self._disturbed = frozenset(disturbed)
         self._lock = threading.Lock()
         self._memory = _Memory()
         self._seen: weakref.WeakKeyDictionary[UOp, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._returned: Any = None
-        self._first_read: list[Piece] = []
-        self._read: deque[Piece] = deque(maxlen=READS - FIRST_READS)
-        self._captured = _Captured()
+        self._read: deque[Piece] = deque(maxlen=READS)
         self._now = threading.local()
 
     @contextlib.contextmanager
@@ -196,9 +181,7 @@ class Observer:
         @functools.wraps(call)
         def watched(jitted: Any, *args: Any, **kwargs: Any) -> Any:
             self._returned = None  # not in memory beside what comes next
-            was_captured = jitted.captured is not None
             self._returned = call(jitted, *args, **kwargs)
-            self._captured.called(jitted, replayed=was_captured)
             return self._returned
 
         jit._TinyJit.__call__ = watched
@@ -211,21 +194,13 @@ class Observer:
         def watched(read: Any) -> Any:
             buffer = buffer_before(read)
             if buffer.nbytes <= READ_BYTES and self._memory.holds(buffer):
-                self._keep_read(replace(self._piece(READ, buffer, read.shape), replayed=self._captured.all_replayed))
+                self._keep_read(self._piece(READ, buffer, read.shape))
             return buffer
 
         tensor.Tensor._buffer = watched
 
     def _keep_read(self, piece: Piece) -> None:
-        if len(self._first_read) < FIRST_READS:
-            self._first_read.append(piece)
-        else:
-            self._read.append(piece)
-
-    @property
-    def replays(self) -> bool:
-        """Whether any `TinyJit` replayed what it captured."""
-        return self._captured.any_replayed
+        self._read.append(piece)
 
     # ---- what ran ----
 
@@ -266,9 +241,6 @@ class Observer:
         if self._shake and begins:
             for b in written:
                 self.shaken += _shake(b, seed=self._seed + self.shaken)
-        if marked is not None and marked[0] in self._disturbed:
-            for b in written:
-                self.shaken += _shake(b, seed=self._seed + self.shaken, bits=DISTURBANCE)
 
     def _marked(self, tag: str) -> tuple[str, tuple[int, ...]] | None:
         """The kernel that is asked for of a call with this tag, and what it writes; None of others."""
@@ -299,8 +271,7 @@ class Observer:
             Left(place, buffer.nbytes, self._names(buffer), self._piece(place, buffer, shape) if at in kept else None)
             for at, (place, buffer, shape) in enumerate(found)
         ]
-        read = (*self._first_read, *self._read)
-        return [*some, *(Left(READ, piece.values.nbytes, piece.fed_by, piece) for piece in read)]
+        return [*some, *(Left(READ, piece.values.nbytes, piece.fed_by, piece) for piece in self._read)]
 
     def _names(self, buffer: Buffer) -> tuple[str, ...]:
         return tuple(sorted(self._memory.fed_by(buffer)))
@@ -349,9 +320,9 @@ class RecordingObserver(Observer):
             self._seen[call] = (self._memory.version, *place)
 
     def _keep_read(self, piece: Piece) -> None:
-        super()._keep_read(piece)
+        self._read.append(piece)
         self._read_bytes += piece.values.nbytes
-        while self._read_bytes > READS_RECORDED and self._read:
+        while self._read_bytes > READS_RECORDED:
             self._read_bytes -= self._read.popleft().values.nbytes
 
     def _marked(self, tag: str) -> tuple[str, tuple[int, ...]] | None:
@@ -360,26 +331,6 @@ class RecordingObserver(Observer):
             name = self._asked(ast) if ast is not None else ""
             self._known[tag] = (name, _written(ast)) if ast is not None and name else None
         return self._known[tag]
-
-
-class _Captured:
-    """Which of a program's `TinyJit` steps replayed what they captured."""
-
-    def __init__(self) -> None:
-        self._called: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._replayed: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.any_replayed = False
-
-    def called(self, jitted: Any, *, replayed: bool) -> None:
-        self._called.add(jitted)
-        if replayed:
-            self._replayed.add(jitted)
-            self.any_replayed = True
-
-    @property
-    def all_replayed(self) -> bool:
-        """Whether all did that were called so far, and some were."""
-        return self.any_replayed and set(self._called) <= set(self._replayed)
 
 
 class _Memory:
@@ -490,9 +441,9 @@ def _decoded(data: bytes, dtype: DType) -> NDArray[Any]:
     return np.frombuffer(data, _to_np_dtype(dtype))
 
 
-def _shake(buffer: Buffer, *, seed: int, bits: int = 0) -> int:
-    """Change every floating value of a buffer at random, up or down, by one rounding unit, or by about 2^-`bits` of its
-    size; zeros and what is not finite stay. Returns how many were changed."""
+def _shake(buffer: Buffer, *, seed: int) -> int:
+    """Change every floating value of a buffer by one rounding unit at random, up or down; zeros and what is not finite
+    stay. Returns how many were changed."""
     import numpy as np
 
     from kcg.compat.tiny import Buffer, dtypes
@@ -501,15 +452,14 @@ def _shake(buffer: Buffer, *, seed: int, bits: int = 0) -> int:
     if not dtypes.is_float(dtype):
         return 0
     data = bytearray(buffer.as_memoryview())
-    held: NDArray[Any] = np.frombuffer(data, np.dtype(f"u{dtype.itemsize}"))
-    magnitude = held & held.dtype.type(2 ** (8 * dtype.itemsize - 1) - 1)
+    bits: NDArray[Any] = np.frombuffer(data, np.dtype(f"u{dtype.itemsize}"))
+    magnitude = bits & bits.dtype.type(2 ** (8 * dtype.itemsize - 1) - 1)
     decoded = _decoded(bytes(data), dtype)
-    step = held.dtype.type(1 << max(dtypes.finfo(dtype)[1] - bits, 0) if bits else 1)
-    may = np.isfinite(decoded) & (magnitude >= step)
+    may = np.isfinite(decoded) & (magnitude > 0)
     largest = magnitude[may].max(initial=0)  # above the largest of all there may be no number
-    up = (np.random.default_rng(seed).random(held.size) < 0.5) & (magnitude <= largest - min(largest, step))
-    held[may & up] += step
-    held[may & ~up] -= step
+    up = (np.random.default_rng(seed).random(bits.size) < 0.5) & (magnitude < largest)
+    bits[may & up] += 1
+    bits[may & ~up] -= 1
     if may.any():
         buffer.copy_from(Buffer("PYTHON", buffer.size, dtype, opaque=memoryview(data)))
     return int(may.sum())

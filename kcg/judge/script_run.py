@@ -53,7 +53,6 @@ class Ran:
     untimed: str = ""  # why its replays were not timed
     clock: str = ""  # by which they were, in words
     given: int = 0  # kernels that ran as programs that were there
-    replays: bool = False  # whether it replayed a `TinyJit`
     seconds: float = 0.0
 
 
@@ -84,8 +83,7 @@ class _Run:
         self._given: set[str] = set()
         self._known: dict[bytes, str] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
-        changes = {"shake": job["shake"], "disturbed": job["disturbed"]}
-        self._observer = Observer(self._asked, self._prepare, seed=job["seed"], **changes)
+        self._observer = Observer(self._asked, self._prepare, seed=job["seed"], shake=job["shake"])
         self._clock = ReplayClock(self._observer.later)
 
     def run(self) -> None:
@@ -95,7 +93,7 @@ class _Run:
         self._watch_exit()
         self._stays.enter_context(opening(self.dev))
         self._stays.enter_context(self._observer.watch())
-        if not (self.job["shake"] or self.job["disturbed"]):
+        if not self.job["shake"]:
             self._stays.enter_context(self._clock.watch())
         try:
             run_as_main(self.program)
@@ -127,7 +125,6 @@ class _Run:
             "pieces": save_pieces(self.folder, pieces),
             "kernels": len(self._changed & self._place.served) if self._place is not None else 0,
             "shaken": self._observer.shaken,
-            "replays": self._observer.replays,
             "replaced": self._place.sets_replaced if self._place is not None else (),
             "left": self._place.sets_left if self._place is not None else (),
             "steps": [asdict(step) for step in self._clock.steps()],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -274,26 +274,17 @@ def rounding_of_sums(result: Result) -> float:
 # where eps is one rounding unit of the piece: about what the last kernel alone may do. Most scripts agree far better,
 # and are done. Where one does not, tinygrad's own schedules run once more with every floating value that the script
 # begins with changed by one rounding unit at random, and the error of that run (D) tells what the script makes of
-# rounding; a training loop makes a lot of it. Of one loss it may be small by chance: of what the script reads D is the
-# largest of what it read of that shape so far. Then
+# rounding; a training loop makes a lot of it. Of one loss it may be small by chance: of what the script reads D is no
+# less than of what it read before, of the same shape and out of no other kernels. Then
 #
 # 3 · max(D, eps, eps(stored)) · max(1, √K · eps(sum) / max(eps, eps(stored)))
 #
 # where eps(stored) is that of the coarsest dtype in which its kernels store anything. Each piece has a tolerance of its
-# own; above 0.25 nothing can be told of it. A training loop moves its last losses so far, and not its first ones. These
-# decide then, if nothing differs by more than its tolerance, and if every kernel and region with another schedule that
-# shows in what cannot be told shows in such a piece, too: it is within the first tolerance, which is at most 0.001, the
-# shaken run moves it no further, it was read after every `TinyJit` had replayed a step (where one does), and it moves
-# by twice its tolerance where tinygrad's own schedules run once more and all that the kernels write which it was not
-# made of at first (a loss's gradients, an optimiser's steps) is changed by 1/64 of its size. Whole numbers and booleans
-# must be equal. Where they are not, a kernel is wrong for certain only if no kernel of the script computes with
-# floating values: else rounding may have turned a comparison, and nothing can be told either.
+# own; above 0.25 nothing can be told. Whole numbers and booleans must be equal. Where they are not, a kernel is wrong
+# for certain only if no kernel of the script computes with floating values: else rounding may have turned a comparison,
+# and nothing can be told either.
 
 PLACES = {ALIVE: "alive at its end", RETURNED: "returned by its last TinyJit step", READ: "read by it"}
-
-
-FIRM = 1e-3  # the largest tolerance of a piece that says something where others do not
-REACTING = 2.0  # so many times of it such a piece moves where what it is to show is disturbed
 
 
 @dataclass(frozen=True)
@@ -350,90 +341,49 @@ def judge_first(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Roundin
     return ModelCheck(True, "", worst.error, worst.tolerance)
 
 
-@dataclass(frozen=True)
-class Changed:
-    """What of a script has another schedule, and what tells whether a piece shows it."""
-
-    kernels: Mapping[str, Collection[str]]  # of each kernel and region its kernels, all by id
-    replays: bool  # whether the script replays a `TinyJit`
-    disturbed: Callable[[Collection[str]], Sequence[Piece] | None]
-    """What tinygrad's own schedules leave where all is disturbed that these kernels write; None where there is no time
-    for it, or the script leaves something else then."""
-
-
 def judge_pieces(
-    chosen: Sequence[Piece],
-    own: Sequence[Piece],
-    shaken: Sequence[Piece],
-    rounding: Rounding,
-    *,
-    values: int,
-    changed: Changed | None = None,
+    chosen: Sequence[Piece], own: Sequence[Piece], shaken: Sequence[Piece], rounding: Rounding, *, values: int
 ) -> ModelCheck:
     """The result where the chosen schedules differ by more than that. `shaken` was left by tinygrad's own schedules
-    where the `values` with which the script begins were changed by one rounding unit. Where rounding moves pieces too
-    much to tell, those that it hardly moves decide if what has `changed` shows in them."""
-    judged, firm = list[_Judged](), list[int]()
-    for place, (c, o, moved) in enumerate(zip(chosen, own, _moved(shaken, own), strict=True)):
+    where the `values` with which the script begins were changed by one rounding unit."""
+    judged = []
+    for c, o, moved in zip(chosen, own, _moved(shaken, own), strict=True):
         first = _judged(c, o, 0.0, o.eps, rounding)
         if first.ratio <= 1:
             judged.append(first)
-            if o.eps and moved <= first.tolerance <= FIRM:
-                firm.append(place)
             continue
         judged.append(_judged(c, o, moved, max(o.eps, rounding.stored) if o.eps else 0.0, rounding))
     failed = [j for j in judged if j.ratio > 1 and not j.is_open(rounding, values)]
     if failed:
         worst = max(failed, key=lambda one: one.ratio)
         return ModelCheck(False, worst.words(values), worst.error, worst.tolerance)
-    opened = [place for place, one in enumerate(judged) if one.ratio > 1 or one.is_too_sensitive]
-    if not opened:
-        worst = max(judged, key=lambda one: one.ratio)
-        return ModelCheck(True, "", worst.error, worst.tolerance)
-    share = f"{len(opened)} of {counted(len(judged), 'tensor')} may differ by rounding alone"
-    hidden = {name for place in opened for name in chosen[place].fed_by}
-    if changed is not None and all(one.ratio <= 1 for one in judged):
-        tolerances = {place: judged[place].tolerance for place in firm if place not in opened}
-        if _shows(changed, hidden, tolerances, chosen, own):
-            worst = max((judged[place] for place in tolerances), key=lambda one: one.ratio)
-            return ModelCheck(True, "", worst.error, worst.tolerance, compared=share)
-    first = judged[opened[0]]
-    return ModelCheck(None, f"no verdict: {share}; the first, {first.words(values)}", first.error, first.tolerance)
+    opened = [j for j in judged if j.ratio > 1 or j.is_too_sensitive]
+    if opened:
+        share = f"{len(opened)} of {counted(len(judged), 'tensor')}"
+        reason = f"no verdict: {share} may differ by rounding alone; the first, {opened[0].words(values)}"
+        return ModelCheck(None, reason, opened[0].error, opened[0].tolerance)
+    worst = max(judged, key=lambda one: one.ratio)
+    return ModelCheck(True, "", worst.error, worst.tolerance)
 
 
 def _moved(shaken: Sequence[Piece], own: Sequence[Piece]) -> list[float]:
-    """How far the shaken run moved each piece; what was read no less than what was read before it of that shape."""
-    most: dict[tuple[str, tuple[int, ...]], float] = {}
+    """How far the shaken run moved each piece; what was read no less than what was read before it of that shape, and
+    came out of no other kernels."""
+    before = list[tuple[Piece, float]]()
     found = []
     for s, o in zip(shaken, own, strict=True):
-        error, form = _error(s, o), (o.dtype, o.values.shape)
+        moved = _error(s, o)
         if o.place == READ and o.eps:
-            error = most[form] = max(error, most.get(form, 0.0))
-        found.append(error)
+            moved = max([moved, *(error for piece, error in before if _comes_before(piece, o))])
+            before.append((o, moved))
+        found.append(moved)
     return found
 
 
-def _shows(
-    changed: Changed,
-    hidden: Collection[str],
-    tolerances: Mapping[int, float],
-    chosen: Sequence[Piece],
-    own: Sequence[Piece],
-) -> bool:
-    """Whether all that has changed, of what is `hidden` in pieces of which nothing can be told, shows in others: those
-    at these places, each with its tolerance. It has to come out of it, and to move by more than that where what the
-    script computes of it is disturbed: a loss before training did anything says nothing of its gradients."""
-    asked = changed.kernels.keys() & set(hidden)
-    late = [place for place in tolerances if chosen[place].replayed or not changed.replays]
-    if not asked or not asked <= {name for place in late for name in chosen[place].fed_by}:
-        return False
-    kernels = {kernel for name in asked for kernel in changed.kernels[name]}
-    first = next((piece.fed_by for piece in own if piece.place == READ), ())
-    moved = changed.disturbed(kernels.difference(first) or kernels)
-    if moved is None or not same_layout(moved, own):
-        return False
-    reacting = [place for place in late if _error(moved[place], own[place]) > REACTING * tolerances[place]]
-    return asked <= {name for place in reacting for name in chosen[place].fed_by}
+def _comes_before(piece: Piece, other: Piece) -> bool:
+    """Whether what another read is, as the next loss of a training loop, may follow from what this one is."""
+    alike = (piece.dtype, piece.values.shape) == (other.dtype, other.values.shape)
+    return alike and bool(piece.fed_by) and {*piece.fed_by} <= {*other.fed_by}
 
 
 def feeding_what_differs(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> set[str]:

@@ -11,9 +11,7 @@ call of a `TinyJit` returned, and what the script read last. Two runs that leave
 number of them, cannot be compared. Where values differ by more than a single kernel may make them differ, two more runs
 tell why: one repeats the run with tinygrad's own schedules, since a script that depends on the time or on the system's
 random numbers differs from itself, and one tells what it makes of rounding. The recording is such a run where it left
-the same bytes. Only then does a script fail. What rounding moves too far, as the last losses of a training loop, says
-nothing; what it does not, as losses before these, decides if what changed shows in it: one more run tells, in which
-that is disturbed.
+the same bytes. Only then does a script fail.
 
 Where it replays a `TinyJit`, its replays are timed in each of these runs; not while it is recorded, which takes time of
 its own. Processes differ, so plans that are right run in turns, each as often as there is time.
@@ -26,19 +24,18 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.compat.observing import READ, Piece
+from kcg.compat.observing import READ
 from kcg.compat.replays import Replayed
 from kcg.handover.choices import changed_by
 from kcg.judge.script_run import MAX_BYTES, Ran, read_answer
 from kcg.judge.whole import (
     TIMEOUT_S,
-    Changed,
     Cost,
     Runner,
     equal,
@@ -67,7 +64,7 @@ if TYPE_CHECKING:
 
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
-DOUBTS = 3  # runs that it takes to tell why a script differs,
+DOUBTS = 2  # runs that it takes to tell why a script differs,
 LEAST = 0.5  # each of which takes so much of the recording at least, whatever that lowered: 6.5 s of 12.6
 TIMES = 10.0  # so many times what is expected is waited for then
 
@@ -141,7 +138,8 @@ class Script(Runner):
             return 0.0
         compiling_s = min(cost.changed * cost.compile_s, self.spared_s)
         own_s = (cost.rounds - self.is_recorded) * self.run_s
-        chosen_s = max(self.run_s - cost.saved_s, LEAST * self.run_s)
+        saved_s = cost.saved_s * min(1.0, self.run_s / cost.step_s) if cost.step_s else 0.0
+        chosen_s = max(self.run_s - saved_s, LEAST * self.run_s)
         return MORE * (own_s + cost.rounds * cost.plans * (chosen_s + compiling_s))
 
     @property
@@ -150,10 +148,14 @@ class Script(Runner):
         return max(self.recorded_s - self.spared_s, 0.0)
 
     @property
+    def again_s(self) -> float:
+        """The same, no less than was seen of such a run."""
+        return max(self.run_s, LEAST * self.recorded_s)
+
+    @property
     def doubts_s(self) -> float:
-        """Runs with tinygrad's own schedules: another one, one with other rounding, and one that is disturbed."""
-        run_s = max(self.run_s, LEAST * self.recorded_s)
-        return MORE * DOUBTS * run_s if self.wanted and self.feeds_back else 0.0
+        """Runs with tinygrad's own schedules: another one, and one with other rounding."""
+        return MORE * DOUBTS * self.again_s if self.wanted and self.feeds_back else 0.0
 
     @cached_property
     def feeds_back(self) -> bool:
@@ -219,25 +221,17 @@ class _Runs:
         path.write_text(json.dumps({"target": noun_to_json(target), "programs": values}))
         return path
 
-    def run(
-        self,
-        place: int | None = None,
-        *,
-        shake: bool = False,
-        compared: bool = True,
-        disturbed: Collection[str] = (),
-    ) -> Ran:
+    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
         """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it
-        leaves is read where it is `compared`; what is changed while it runs, see `Observer`. Raises `isolated.Overdue`
-        where it does not end in time, `_Died` where it leaves no answer, DeviceError where the device is gone."""
+        leaves is read where it is `compared`. Raises `isolated.Overdue` where it does not end in time, `_Died` where it
+        leaves no answer, DeviceError where the device is gone."""
         self.count += 1
         folder, begin = self._folder / str(self.count), time.monotonic()
         folder.mkdir()
         job = {**self._job, "folder": str(folder), "shake": shake, "compared": compared}
-        job |= {"disturbed": sorted(disturbed)}
         job |= {"result": "" if place is None else str(self._paths[place])}
         job |= {"changed": [] if place is None else sorted(self.changed[place])}
-        settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32), **({"JIT": "2"} if shake or disturbed else {})}
+        settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32), **({"JIT": "2"} if shake else {})}
         try:
             with isolated.IsolatedProcess(CHILD, dev=self._dev, label="script", settings=settings) as process:
                 ended = process.run(job, timeout_s=max(self._end - begin, 0.0), name="it")
@@ -260,7 +254,7 @@ class _Runs:
         of = identity(script.program.command, seed=script.seed, dev=self._dev)
         kept = read_recorded(script.recorded, of=of)
         left = kept.of_kernels(script.observed, most_bytes=MAX_BYTES) if kept is not None else None
-        return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.run_s)
+        return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.again_s)
 
     def own(self, *, shake: bool | None = None) -> Ran:
         """A run with tinygrad's own schedules: the first, another one, or one with every value that the script begins
@@ -273,17 +267,6 @@ class _Runs:
         if shake not in known:
             known[shake] = self.run(shake=bool(shake))
         return known[shake]
-
-    def disturbed(self, kernels: Collection[str], like: Ran) -> Ran | None:
-        """A run with tinygrad's own schedules in which all is disturbed that these kernels write; None where there is
-        no time for another run like that one, or it does not end as that did."""
-        if not self.has_time_for(like):
-            return None
-        try:
-            ran = self.run(disturbed=kernels)
-        except (isolated.Overdue, _Died):
-            return None
-        return ran if ran.ended == like.ended else None
 
     def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
         """Whether other runs like these are expected to end in time, and by `until`."""
@@ -498,22 +481,16 @@ def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> Mode
     rounding = rounding_of(result)
     check = judge_first(chosen.pieces, own.pieces, rounding)
     if check is None:
-        changed = changed_by(result, handwritten=bool(runs.script.kernels))
-        regions = {row.region.id: row.region for row in result.regions}
-        of_each = {name: [kernel.id for kernel in regions[name].kernels] for name in changed if name in regions}
-
-        def disturbed(kernels: Collection[str]) -> Sequence[Piece] | None:
-            ran = runs.disturbed(kernels, own)
-            return None if ran is None else ran.pieces
-
-        def judged(shaken: Ran) -> ModelCheck:
-            values, shown_by = shaken.shaken, Changed(of_each, chosen.replays, disturbed)
-            return judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=values, changed=shown_by)
-
-        check = _with_more_runs(runs, own, chosen, judged)
+        check = _with_more_runs(
+            runs,
+            own,
+            chosen,
+            lambda shaken: judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
+        )
         fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
+        changed = changed_by(result, handwritten=bool(runs.script.kernels))
         runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
-    return replace(check, compared="; ".join(filter(None, (_compared_words(own), check.compared))))
+    return replace(check, compared=_compared_words(own))
 
 
 def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:

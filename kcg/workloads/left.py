@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kcg.compat.observing import FIRST_READS, READ, READS, Left, Piece, fitting
+from kcg.compat.observing import READ, READS, Left, Piece, fitting
 from kcg.files import write_whole
 
 FOLDER = "recorded"  # beside a result, until it was compared
 ANSWER = "recorded.json"
-PROPERTIES = ("place", "dtype", "eps", "fed_by", "replayed")  # of a piece, beside its values
+PROPERTIES = ("place", "dtype", "eps", "fed_by")  # of a piece, beside its values
 MOST_BYTES = 1 << 29
 """Of what a script leaves, so much is kept while it is recorded, the small tensors first: twice of what is compared,
 since some of it comes out of kernels that keep their schedules."""
+AT_ONCE = 1 << 16  # bytes of a file up to which it is read at once
 FREE = 4  # so many times of that must be free on the disk
 
 
@@ -44,11 +45,15 @@ def save_pieces(folder: Path, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
 
 
 def load_pieces(folder: Path, entries: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
-    """The pieces that `save_pieces` wrote; values are read when they are looked at."""
+    """The pieces that `save_pieces` wrote; values of large ones are read when they are looked at."""
     import numpy as np
 
+    def values(file: Path) -> Any:
+        """Small ones at once: a process may not hold thousands of files open."""
+        return np.load(file, mmap_mode="r" if file.stat().st_size > AT_ONCE else None)
+
     return tuple(
-        Piece(**{**of, "fed_by": tuple(of["fed_by"])}, values=np.load(folder / f"{place}.npy", mmap_mode="r"))
+        Piece(**{**of, "fed_by": tuple(of["fed_by"])}, values=values(folder / f"{place}.npy"))
         for place, of in enumerate(entries)
     )
 
@@ -93,8 +98,7 @@ class Recorded:
         ]
         left, read = ([one for one in found if (one.place == READ) == is_read] for is_read in (False, True))
         kept = fitting([one.nbytes for one in left], most_bytes)
-        read = [*read[:FIRST_READS], *read[FIRST_READS:][FIRST_READS - READS :]]
-        wanted = [*(one.piece for at, one in enumerate(left) if at in kept), *(one.piece for one in read)]
+        wanted = [*(one.piece for at, one in enumerate(left) if at in kept), *(one.piece for one in read[-READS:])]
         pieces = tuple(piece for piece in wanted if piece is not None)
         return (pieces, len(left) - len(kept)) if len(pieces) == len(wanted) else None
 

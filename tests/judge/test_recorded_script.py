@@ -4,6 +4,7 @@ not agree it is compared as before."""
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -66,9 +67,22 @@ def test_a_training_loop_feeds_back_what_it_computes(reads: list[Left], feeds_ba
     alive = Left(ALIVE, 4, ("forward",), Piece(ALIVE, "float", 1e-7, np.ones(1, np.float32), ("forward",)))
     left.keep(tmp_path, [alive, *reads], of=left.identity(program.command, seed=SEED, dev=DEV))
     script = Script(program, seed=SEED, recorded=tmp_path, recorded_s=12.0, spared_s=2.0, dev=DEV)
-    assert script.feeds_back is feeds_back and script.doubts_s == (37.5 if feeds_back else 0.0)
+    assert script.feeds_back is feeds_back and script.doubts_s == (25.0 if feeds_back else 0.0)
     assert not replace(script, dev="ANOTHER").feeds_back and replace(script, wanted=False).doubts_s == 0.0
     assert not replace(script, recorded=None).feeds_back
+
+
+def test_a_loop_of_thousands_of_losses_is_read_with_few_files_open(tmp_path: Path) -> None:
+    program = Program(Form.SCRIPT, "train.py", ())
+    of = left.identity(program.command, seed=SEED, dev=DEV)
+    left.keep(tmp_path, [read_by_it(LOSS + np.float32(at), "all") for at in range(2_000)], of=of)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        kept = left.read_recorded(tmp_path, of=of)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert kept is not None and len(kept.found) == 2_000
 
 
 def lines_of(file: Path) -> int:

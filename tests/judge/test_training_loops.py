@@ -1,5 +1,5 @@
 """A training loop in NumPy, right and wrong: no wrong gradient passes the check of a whole script, however its losses
-are read, and right ones have a verdict."""
+are read, and no right one fails it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from kcg.compat.observing import ALIVE, READ, Piece
-from kcg.judge.whole import Changed, Rounding, judge_pieces
+from kcg.judge.whole import Rounding, judge_pieces
 
 FLOAT, EPS = np.float32, 2.0**-23
 ROUNDING = Rounding(sums=8 * EPS, stored=EPS, floats=True)
 KERNELS = ("forward", "first gradient", "second gradient")
 STEPS, WARM_UP, PEAK = 303, 200, 0.2
-DISTURBED = 1 / 64
 Gradient = Callable[[np.ndarray], np.ndarray]
 WRONG: dict[str, Gradient] = {
     "negated": lambda g: -g,
@@ -37,12 +36,10 @@ class Ran(NamedTuple):
     def pieces(self) -> list[Piece]:
         alive = [Piece(ALIVE, "float", EPS, one, KERNELS) for one in self.weights]
         fed_by = {0: KERNELS[:1]}
-        return alive + [Piece(READ, "float", EPS, loss, fed_by.get(at, KERNELS), at >= 2) for at, loss in self.losses]
+        return alive + [Piece(READ, "float", EPS, loss, fed_by.get(at, KERNELS)) for at, loss in self.losses]
 
 
-def trained(
-    power: int, *, read: Collection[int], seed: int = 0, gradient: Gradient = lambda g: g, disturbed: bool = False
-) -> Ran:
+def trained(power: int, *, read: Collection[int], seed: int = 0, gradient: Gradient = lambda g: g) -> Ran:
     """Two layers, trained by the signs of their gradients, softened, which makes much of rounding; the learning rate
     grows as a power of the step at first. `seed` shakes what it begins with."""
     rng = np.random.default_rng(0)
@@ -63,11 +60,6 @@ def trained(
             losses.append((step, np.array((off**2).mean(dtype=FLOAT))))
         of_second = hidden.T @ (off / FLOAT(16))
         of_first = gradient(x[batch].T @ ((off / FLOAT(16)) @ second.T * (1 - hidden * hidden)))
-        if disturbed:
-            noise = np.random.default_rng(1_000 + step)
-            of_first, of_second = (
-                g * (1 + noise.choice([-DISTURBED, DISTURBED], g.shape)).astype(FLOAT) for g in (of_first, of_second)
-            )
         first, second = (w - rate * np.tanh(g * FLOAT(50)) for w, g in ((first, of_first), (second, of_second)))
     return Ran(losses, (first, second))
 
@@ -84,24 +76,13 @@ def rounded(seed: int) -> Gradient:
 @pytest.mark.parametrize("power", [0, 1, 4])
 @pytest.mark.parametrize("read", [SPARSE, EVERY], ids=["sparse", "every sixth"])
 def test_no_wrong_gradient_passes_and_no_right_one_fails(power: int, read: tuple[int, ...]) -> None:
-    """While the learning rate is warmed up, a loss that came out of gradients may not show them. And how far one
-    rounding unit moves one loss is chance: in between it may hardly move."""
+    """Where rounding moves the last losses too far there is no verdict. How far one rounding unit moves one loss is
+    chance: in between it may hardly move."""
     own, *shaken = (trained(power, read=read, seed=seed).pieces for seed in range(4))
-    moved = trained(power, read=read, disturbed=True).pieces
-    asked = list[set[str]]()
-
-    def disturb(kernels: Collection[str]) -> list[Piece]:
-        asked.append(set(kernels))
-        return moved
 
     def verdicts(gradient: Gradient) -> list[bool | None]:
-        changed = Changed({name: [name] for name in KERNELS}, replays=True, disturbed=disturb)
         chosen = trained(power, read=read, gradient=gradient).pieces
-        each = (judge_pieces(chosen, own, one, ROUNDING, values=100, changed=changed) for one in shaken)
-        return [check.passed for check in each]
+        return [judge_pieces(chosen, own, one, ROUNDING, values=100).passed for one in shaken]
 
     assert not [name for name, wrong in WRONG.items() if True in verdicts(wrong)]
-    found = [verdict for seed in range(4) for verdict in verdicts(rounded(seed))]
-    assert False not in found and all(one == set(KERNELS[1:]) for one in asked), "the others show in the first loss"
-    if read is EVERY:  # some are of steps at which training does something, and rounding not yet too much
-        assert found.count(True) >= 8
+    assert not [seed for seed in range(4) if False in verdicts(rounded(seed))]

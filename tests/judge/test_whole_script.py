@@ -25,7 +25,6 @@ from kcg.handover.checks import check_model_result
 from kcg.judge import whole_script
 from kcg.judge.script_run import Ran
 from kcg.judge.whole import (
-    Changed,
     Cost,
     Rounding,
     equal,
@@ -432,81 +431,6 @@ def test_one_wrong_tensor_among_many_that_are_sensitive_fails() -> None:
     own, shaken = [piece(VALUES), piece(VALUES)], [piece(-VALUES), piece(VALUES)]
     result = judge_pieces([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
     assert result.passed is False and result.error == pytest.approx(1, rel=0.5)
-
-
-MOVED = VALUES * np.float32(1 + 2 * EPS)
-"""What one rounding unit makes of what a script reads."""
-FAR = VALUES * np.float32(1.01)
-"""What it reads where what its kernels write is disturbed."""
-BOTH = ("forward", "backward")
-
-
-def read(values: Any, *fed_by: str, replayed: bool = True) -> Piece:
-    return replace(piece(values, READ), fed_by=fed_by, replayed=replayed)
-
-
-def of_loop(
-    early: Piece,
-    last: Piece,
-    *,
-    moved: Any = MOVED,
-    disturbed: Any = FAR,
-    replays: bool = True,
-    asked: list[set[str]] | None = None,
-    rounding: Rounding = ROUNDING,
-) -> ModelCheck:
-    """The check of a training loop that reads three losses: the first one is of its forward kernels alone, the last
-    one too sensitive to rounding. The forward kernels are one region of two."""
-    before, after = (VALUES, -VALUES) if last.eps else (np.arange(3)[::-1],) * 2
-    own = [read(VALUES, "one", "two", replayed=False), piece(VALUES, READ), piece(before, READ)]
-    shaken = [own[0], piece(moved, READ), piece(after, READ)]
-
-    def disturb(kernels: Any) -> list[Piece] | None:
-        if asked is not None:
-            asked.append(set(kernels))
-        return None if disturbed is None else [own[0], piece(disturbed, READ), own[2]]
-
-    changed = Changed({"forward": ["one", "two"], "backward": ["backward"], "unused": ["unused"]}, replays, disturb)
-    first = read(VALUES, "forward", replayed=False)
-    return judge_pieces([first, early, last], own, shaken, rounding, values=1, changed=changed)
-
-
-def test_early_losses_decide_where_rounding_moves_the_last_ones() -> None:
-    asked = list[set[str]]()
-    result = of_loop(read(MOVED, *BOTH), read(-VALUES, *BOTH, "as before"), asked=asked)
-    assert result.passed and result.compared == "1 of 3 tensors may differ by rounding alone"
-    assert asked == [{"backward"}], "what the first loss is made of shows by itself"
-    assert of_loop(read(VALUES, *BOTH), read(-VALUES, *BOTH), moved=VALUES).passed, "a shake may happen to move nothing"
-    assert of_loop(read(VALUES * 2, *BOTH), read(-VALUES, *BOTH)).passed is False
-    own, last = [piece(VALUES), piece(VALUES)], [piece(MOVED), piece(-VALUES)]
-    assert judge_pieces(last, own, last, ROUNDING, values=1).passed is None, "nothing is known of what changed"
-
-
-@pytest.mark.parametrize(
-    ("early", "last", "settings"),
-    [
-        (read(MOVED, "forward"), read(-VALUES, *BOTH), {}),  # the gradients do not show in it
-        (read(MOVED, "as before"), read(-VALUES, "as before"), {}),
-        (read(MOVED, *BOTH, replayed=False), read(-VALUES, *BOTH), {}),
-        (replace(read(MOVED, *BOTH), place=ALIVE, replayed=False), read(-VALUES, *BOTH), {}),  # of before the replays
-        (read(MOVED, *BOTH), read(-VALUES, *BOTH), {"disturbed": VALUES}),  # a step that is warmed up does nothing yet
-        (read(MOVED, *BOTH), read(-VALUES, *BOTH), {"disturbed": MOVED}),
-        (read(MOVED, *BOTH), read(-VALUES, *BOTH), {"disturbed": None}),  # no time
-        (read(MOVED, *BOTH), read(-VALUES, *BOTH), {"moved": VALUES * np.float32(1.001)}),  # it agrees by chance
-        (read(VALUES * 0.9, *BOTH), read(-VALUES, *BOTH), {"rounding": Rounding(0.25, EPS, True)}),
-        (read(MOVED, *BOTH), read(VALUES * 99, *BOTH), {}),  # no rounding does that
-        (read(MOVED, *BOTH), read(VALUES * np.nan, *BOTH), {}),
-        (read(MOVED, *BOTH), read(np.arange(3), *BOTH), {}),
-    ],
-)
-def test_what_says_nothing_of_what_changed_does_not_decide(early: Piece, last: Piece, settings: dict[str, Any]) -> None:
-    result = of_loop(early, last, **settings)
-    assert result.passed is None and result.compared == ""
-
-
-def test_without_replays_what_is_there_at_the_end_decides_too() -> None:
-    early = replace(read(MOVED, *BOTH, replayed=False), place=ALIVE)
-    assert of_loop(early, read(-VALUES, *BOTH, replayed=False), replays=False).passed
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
