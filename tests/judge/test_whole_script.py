@@ -433,6 +433,28 @@ def test_one_wrong_tensor_among_many_that_are_sensitive_fails() -> None:
     assert result.passed is False and result.error == pytest.approx(1, rel=0.5)
 
 
+def test_an_accuracy_after_training_that_nothing_can_be_told_of_is_no_fault() -> None:
+    """One of 256 pictures was taken for another one, and in the shaken run none was: a CNN's training failed."""
+    training, evaluation = ("step",), ("step", "evaluation")
+    right, other = (np.array(count / 256, np.float32) for count in (22, 23))
+
+    def pieces(weights: Any, accuracy: Any, first: Any = VALUES, last: Any = VALUES) -> list[Piece]:
+        of = [(accuracy, RETURNED, evaluation), (weights, ALIVE, training)]
+        of += [(first, READ, training), (last, READ, training), (accuracy, READ, evaluation)]
+        return [replace(piece(values, place), fed_by=fed_by) for values, place, fed_by in of]
+
+    own, shaken = pieces(VALUES, right), pieces(-VALUES, right, last=-VALUES)
+    result = judge_pieces(pieces(-VALUES, other, last=-VALUES), own, shaken, ROUNDING, values=1)
+    assert result.passed is None and result.reason.startswith("no verdict: 4 of 5 tensors may differ by rounding alone")
+    for chosen in (
+        pieces(VALUES, other),  # its weights agree, and so would their accuracy
+        pieces(-VALUES, other, first=VALUES * 2, last=-VALUES),  # and so would the first loss
+    ):
+        assert judge_pieces(chosen, own, shaken, ROUNDING, values=1).passed is False
+    still = pieces(VALUES, right)
+    assert judge_pieces(pieces(VALUES, other), own, still, ROUNDING, values=1).passed is False, "nothing is chaotic"
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_must_be_the_same(value: float) -> None:
     masked = VALUES.copy()
