@@ -372,8 +372,8 @@ def judge_pieces(
 
 
 def _follows(place: int, chaotic: Sequence[int], own: Sequence[Piece]) -> bool:
-    """Whether a piece comes out of all that one came out of which nothing can be told of, and was there later: an
-    accuracy after training, which one rounding unit may happen to leave as it is."""
+    """Whether a piece was there later than one of which nothing can be told, and came out of all that this came out of:
+    as an accuracy after training, which one rounding unit may happen to leave as it is."""
     piece = own[place]
     before = (own[at] for at in chaotic if piece.place != READ or (own[at].place == READ and at < place))
     return any(one.fed_by and {*one.fed_by} <= {*piece.fed_by} for one in before)
