@@ -177,7 +177,7 @@ class Script(Runner):
         """Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too. Else one plan
         that is right is enough."""
         with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
-            runs = _Runs(self, results, Path(folder), timeout_s=timeout_s)
+            runs = _Runs(self, results, Path(folder), timeout_s=timeout_s, doubts_in_s=rounds_s or math.inf)
             found = _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
             self.replayed_s = runs.doubts_s
             return found
@@ -190,8 +190,12 @@ class _Died(Exception):
 class _Runs:
     """Runs the script, one after the other, as long as there is time."""
 
-    def __init__(self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float) -> None:
+    def __init__(
+        self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float, doubts_in_s: float
+    ) -> None:
+        """Runs that tell why it differs are to end in `doubts_in_s`: in the budget, not in what it may be late."""
         self.count, self.script = 0, script
+        self._doubts_until = time.monotonic() + doubts_in_s
         self.doubts_s = 0.0  # in runs with tinygrad's own schedules beside the recording
         self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, script.check_device
         self._end = time.monotonic() + timeout_s
@@ -267,6 +271,10 @@ class _Runs:
         if shake not in known:
             known[shake] = self.run(shake=bool(shake))
         return known[shake]
+
+    def has_time_for_doubts(self, *like: Ran) -> bool:
+        """Whether one more run that tells why it differs is expected to be in time: as long as the longest of these."""
+        return self.has_time_for(max(like, key=lambda ran: ran.seconds), until=self._doubts_until)
 
     def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
         """Whether other runs like these are expected to end in time, and by `until`."""
@@ -365,7 +373,7 @@ class _Comparison:
         as another one; else the same. A check where that cannot be."""
         if own is not self._runs.recorded:
             return own
-        if None not in self._runs.script.known and not self._runs.has_time_for(like or own):
+        if None not in self._runs.script.known and not self._runs.has_time_for_doubts(like or own, own):
             return unclear("it differs from what was recorded, and there was no time to see whether it always does")
         try:
             again = self._runs.own()
@@ -497,7 +505,7 @@ def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], 
     """The result where the two runs differ by more than a single kernel may make them differ."""
     try:
         for shake in (False, True):
-            if not runs.has_time_for(own):
+            if not runs.has_time_for_doubts(own):
                 return unclear("the two runs differ, and there was no time to see whether the script repeats itself")
             again = runs.own(shake=shake)
             if not shake and not (again.ended == own.ended and equal(again.pieces, own.pieces)):
