@@ -128,7 +128,7 @@ def test_where_there_is_no_time_to_fall_back_that_is_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another run is taken to be as long as the one that was made."""
+    """Another run is taken to be as long as the one that was made, or as the recording says."""
     asked = list[float]()
 
     def has_time_for(runs: Any, *some: Any, until: float = 0.0) -> bool:
@@ -137,7 +137,7 @@ def test_where_there_is_no_time_to_fall_back_that_is_said(
 
     monkeypatch.setattr(whole_script._Runs, "has_time_for", has_time_for)
     (seen,) = recorded(tmp_path, SCRIPT, "random").checks([right], timeout_s=TIMEOUT_S)
-    assert len(asked) == 1 and asked[0] != 10.0
+    assert len(asked) == 1 and asked[0] >= 10.0
     assert seen.passed is None and seen.runs == 1, seen
     assert seen.reason.startswith("no verdict: it differs from what was recorded, and there was no time")
 
