@@ -161,14 +161,16 @@ class Script(Runner):
     def feeds_back(self) -> bool:
         """Whether what it read later came out of more kernels than what it read first, of as many floats, as the losses
         of a training loop: what rounds grows from step to step then."""
-        if self.recorded is None or (kept := self._kept(self.recorded)) is None:
+        if (kept := self.kept(self.dev)) is None:
             return False
         reads = [one for one in kept.found if one.place == READ and one.piece is not None and one.piece.eps]
         return any(one.nbytes == reads[0].nbytes and {*reads[0].fed_by} < {*one.fed_by} for one in reads[1:])
 
-    def _kept(self, folder: Path) -> Recorded | None:
-        """What the recording of its kernels kept of what it left."""
-        return read_recorded(folder, of=identity(self.program.command, seed=self.seed, dev=self.dev))
+    def kept(self, dev: str) -> Recorded | None:
+        """What the recording of its kernels on this device kept of what it left, if it did."""
+        if self.recorded is None:
+            return None
+        return read_recorded(self.recorded, of=identity(self.program.command, seed=self.seed, dev=dev))
 
     def timeout_s(self, expected_s: float) -> float:
         return max(TIMEOUT_S, TIMES * expected_s)
@@ -252,11 +254,7 @@ class _Runs:
     def _recorded(self) -> Ran | None:
         """The run that recorded the script's kernels, with tinygrad's own schedules, as if it had been watched for the
         kernels that are observed; None where what it left was not kept."""
-        script = self.script
-        if script.recorded is None:
-            return None
-        of = identity(script.program.command, seed=script.seed, dev=self._dev)
-        kept = read_recorded(script.recorded, of=of)
+        script, kept = self.script, self.script.kept(self._dev)
         left = kept.of_kernels(script.observed, most_bytes=MAX_BYTES) if kept is not None else None
         return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.again_s)
 

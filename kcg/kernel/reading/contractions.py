@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from kcg.compat.tiny import DType, Ops, UOp, dtypes
@@ -34,10 +34,12 @@ class Contraction:
     batch: tuple[int, ...]  # output ranges of both, or of neither
 
 
-def contractions_of(stored: Stored) -> tuple[Contraction | None, tuple[Contraction, ...]]:
+def contractions_of(
+    stored: Stored, beside: Collection[OneHot] = ()
+) -> tuple[Contraction | None, tuple[Contraction, ...]]:
     """The contraction of a value, and others that are added to it before anything else becomes of them: sums of
-    products that a concatenation split. Sums over one-hot rows may stand beside them."""
-    one_hot_sums = {one.reduce for one in one_hot_sums_of(stored)}
+    products that a concatenation split. Sums over one-hot rows may stand `beside` them."""
+    one_hot_sums = {one.reduce for one in beside}
     reductions = tuple(n for n in stored.value.toposort() if n.op is Ops.REDUCE and n not in one_hot_sums)
     if len(reductions) < 2:
         return contraction_of(reductions, stored.outputs), ()
@@ -56,7 +58,9 @@ def one_hot_sums_of(stored: Stored) -> tuple[OneHot, ...]:
     """The sums over one-hot rows of a value that has other reductions too, of which none is made of another."""
     reductions = [n for n in stored.value.toposort() if n.op is Ops.REDUCE]
     found = [one for one in map(one_hot, reductions) if one is not None]
-    if len(found) == len(reductions) or any(a in b.backward_slice for a in reductions for b in reductions):
+    if not found or len(found) == len(reductions):
+        return ()
+    if any(a in b.backward_slice for a in reductions for b in reductions):
         return ()
     return tuple(found)
 

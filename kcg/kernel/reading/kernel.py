@@ -200,6 +200,11 @@ class TileKernel:
         return (replace(self, grouped=(), grouped_rows=False), *self.grouped) if self.grouped else (self,)
 
     @property
+    def is_product(self) -> bool:
+        """Whether it is what forms of one product are for: no attention, and nothing of whole rows."""
+        return self.contraction is not None and self.attention is None and self.rows is None
+
+    @property
     def all_stored(self) -> tuple[Stored, ...]:
         """The `stored` of all that is launched together."""
         return tuple(stored for kernel in self.launched for stored in kernel.stored)
@@ -340,10 +345,11 @@ def kernel_of(stored: Sequence[Stored], buffers: dict[UOp, BufferSlot]) -> TileK
     store alone."""
     if len(stored) > 1:
         return _kernel_of(stored, buffers)
-    contraction, chained = contractions_of(stored[0])
+    one_hot_sums = one_hot_sums_of(stored[0])
+    contraction, chained = contractions_of(stored[0], beside=one_hot_sums)
     kernel = _kernel_of(stored, buffers, contraction, chained=chained)
     if contraction is not None:
-        return replace(kernel, one_hot_sums=one_hot_sums_of(stored[0]))
+        return replace(kernel, one_hot_sums=one_hot_sums)
     if len(kernel.reductions) > 1:
         with suppress(UnsupportedTile):
             return with_shared_operand(stored, buffers)

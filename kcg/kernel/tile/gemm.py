@@ -144,7 +144,7 @@ class Matmul(Form[MatmulView, "MatmulPlan"]):
     sees = MatmulView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        return kernel.attention is None and kernel.rows is None and kernel.contraction is not None
+        return kernel.is_product
 
     def preference(self, view: MatmulView, target: Target) -> int:
         rows, columns = (count_of(view.kernel, side.ranges) for side in view.contraction.sides)
@@ -1145,7 +1145,8 @@ def _piece_share(plan: MatmulPlan, columns: int, itemsize: int, f: Figures) -> f
     sums = plan.sums / len(plan.view.kernel.together) / plan.threads  # of a thread in one product: each is by itself
     of_float32 = f.share_of_float32(plan.precision, sums)
     if plan.precision == TF32X3 and not f.float32_share:  # such products have no wgmma
-        return float(of_float32 * (1.5 if held_exactly(plan.view.contraction) is not None else 1.0))
+        products = 3 if held_exactly(plan.view.contraction) is None else 2
+        return float(of_float32 * (3 / products))
     if plan.precision != EXACT or f.float32_share:
         return float(share * of_float32)
     unrolled = sums * plan.step

@@ -105,9 +105,7 @@ class PipelinedMatmul(Form[MatmulView, "PipelinedPlan"]):
     sees = MatmulView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None or kernel.one_hot_sums:
-            return False
-        return _may_pipeline(MatmulView.of(kernel), target)
+        return kernel.is_product and not kernel.one_hot_sums and _may_pipeline(MatmulView.of(kernel), target)
 
     def preference(self, view: MatmulView, target: Target) -> int:
         return -1  # a search compares it

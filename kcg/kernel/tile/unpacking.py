@@ -101,9 +101,10 @@ class UnpackingMatmul(Form[MatmulView, "UnpackingPlan"]):
     sees = MatmulView
 
     def has(self, kernel: TileKernel, target: Target) -> bool:
-        if kernel.attention is not None or kernel.rows is not None or kernel.contraction is None or kernel.one_hot_sums:
+        if not kernel.is_product or kernel.one_hot_sums:
             return False
-        return unpacks(kernel.contraction) and _may_unpack(MatmulView.of(kernel), target)
+        view = MatmulView.of(kernel)
+        return unpacks(view.contraction) and _may_unpack(view, target)
 
     def preference(self, view: MatmulView, target: Target) -> int:
         return -1  # a search compares it

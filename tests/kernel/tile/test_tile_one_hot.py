@@ -104,10 +104,6 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-def _once() -> Tensor:
-    return Tensor.arange(ROWS).reshape(ROWS, 1) == ids(1)
-
-
 def _chosen(condition: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return _taken(condition).sum(1)
 
