@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcg.compat.capture import _without_beam, when_imported
+from kcg.compat.planning import at_first_planning
 from kcg.compat.replacing import TAG as REPLACED
 
 if TYPE_CHECKING:
@@ -34,20 +35,19 @@ if TYPE_CHECKING:
     from kcg.compat.capture import Recorder
     from kcg.compat.tiny import Buffer, DType, UOp
 
-ALIVE, RETURNED, READ = "alive", "returned", "read"
+ALIVE, RETURNED, READ, STEP = "alive", "returned", "read", "step"
 MARK = "kcg:writes "  # begins the tag of a call whose kernel is asked for; its name, and what it writes, follow
 
 READS = 64  # of what a program reads, so many are kept, the last ones
 READ_BYTES = 1 << 22  # and none that is larger
 READS_RECORDED = 1 << 28  # bytes of these that are kept where it is not known yet which of them will be compared
-HOST = ("PYTHON", "NPY", "DISK")  # tinygrad's devices that values come from
 
 
 @dataclass(frozen=True)
 class Piece:
     """Values that a program left, on the host."""
 
-    place: str  # `ALIVE`, `RETURNED` or `READ`
+    place: str  # `ALIVE`, `RETURNED`, `READ`, or `STEP` of what a step wrote (`kcg.compat.lockstep`)
     dtype: str
     eps: float  # distance from 1 to the next number of the dtype; 0 for whole numbers and booleans
     values: NDArray[Any]  # bfloat16 and fp8 as float32
@@ -76,17 +76,16 @@ def fitting(sizes: Sequence[int], limit: int) -> set[int]:
 class Observer:
     """Watches one program in this process, to its end.
 
-    `asked(ast)` is the name of a kernel that is asked for, and empty of others. `prepare` is called before the first
-    kernel is compiled, when tinygrad is there: what it puts into `realize.lower_and_compile` stays. With `shake`, every
-    floating value that the program begins with (from the host, or out of a kernel that reads none) is changed at
-    random by one rounding unit, up or down, except in graphs of kernels: `JIT=2` makes none.
+    `asked(ast)` is the name of a kernel that is asked for, and empty of others. `prepare` is called before anything is
+    planned or compiled, when tinygrad is there: what it puts into `realize.lower_and_compile` stays.
     """
 
-    def __init__(self, asked: Callable[[UOp], str], prepare: Callable[[], object], *, seed: int, shake: bool) -> None:
-        self.shaken = 0  # values that were changed so
-        self._asked, self._prepare, self._seed, self._shake = asked, prepare, seed, shake
-        self._lock = threading.Lock()
-        self._memory = _Memory()
+    def __init__(self, asked: Callable[[UOp], str], prepare: Callable[[], object], *, seed: int) -> None:
+        self._asked, self._prepare, self._seed = asked, prepare, seed
+        self._lock = threading.RLock()
+        self._stays = contextlib.ExitStack()
+        self._follower = Follower()
+        self._memory = self._follower.memory
         self._seen: weakref.WeakKeyDictionary[UOp, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._returned: Any = None
         self._read: deque[Piece] = deque(maxlen=READS)
@@ -106,7 +105,7 @@ class Observer:
 
     def watch(self) -> contextlib.ExitStack:
         """Fix the seeds of Python, NumPy and tinygrad, and begin. What is returned must live as long as the program."""
-        stays = contextlib.ExitStack()
+        self._stays = stays = contextlib.ExitStack()
         for module, hook in (
             ("numpy", self._seed_numpy),
             ("tinygrad.engine.realize", self._watch_kernels),
@@ -133,16 +132,20 @@ class Observer:
     def _watch_kernels(self, realize: Any) -> None:
         original = realize.lower_and_compile
 
-        def first(linear: UOp) -> UOp:
+        def begin() -> None:
             with self._lock:
                 if realize.lower_and_compile is first:
                     realize.lower_and_compile = original
                     self._prepare()
                     realize.lower_and_compile = self._marking(realize.lower_and_compile)
+
+        def first(linear: UOp) -> UOp:
+            begin()
             compiled: UOp = realize.lower_and_compile(linear)
             return compiled
 
         realize.lower_and_compile = first
+        self._stays.enter_context(at_first_planning(begin))
         self._watch_executions(realize)
 
     def _watch_executions(self, realize: Any) -> None:
@@ -216,38 +219,7 @@ class Observer:
                     self._executed(inner, inputs)
                 self._seen[call] = (self._memory.version, *place)
         elif body.op in (Ops.PROGRAM, Ops.COPY):
-            self._follow(call, inputs)
-
-    def _follow(self, call: UOp, inputs: tuple[UOp, ...]) -> None:
-        from tinygrad.engine.realize import get_call_outs_ins, resolve_params
-
-        from kcg.compat.tiny import Ops, dtypes
-
-        wrote, read = get_call_outs_ins(call)
-        tag, fed_by = call.tag if isinstance(call.tag, str) else "", frozenset[str]()
-        if (marked := self._marked(tag)) is not None:  # a program that is wrong may not write what its kernel writes
-            wrote, fed_by = marked[1], frozenset((marked[0],))
-        elif tag.startswith(REPLACED):
-            fed_by = frozenset((tag.removeprefix(REPLACED),))
-        arguments = resolve_params(call, list(inputs))
-        outs, ins = [arguments[i] for i in wrote], [arguments[i] for i in read]
-        written = [b for u in outs for b in _buffers(u.buffer)]
-        fed_by = fed_by.union(*(self._memory.fed_by(b) for u in ins for b in _buffers(u.buffer)))
-        if fed_by:
-            for b in written:
-                self._memory.add(b, fed_by)
-        copied = call.src[0].op is Ops.COPY
-        begins = all(_is_host(u) for u in ins) if copied else not any(dtypes.is_float(u.dtype) for u in ins)
-        if self._shake and begins:
-            for b in written:
-                self.shaken += _shake(b, seed=self._seed + self.shaken)
-
-    def _marked(self, tag: str) -> tuple[str, tuple[int, ...]] | None:
-        """The kernel that is asked for of a call with this tag, and what it writes; None of others."""
-        if not tag.startswith(MARK):
-            return None
-        name, *slots = tag.removeprefix(MARK).split()
-        return name, tuple(map(int, slots))
+            self._follower.follow(call, inputs)
 
     # ---- what is left ----
 
@@ -277,7 +249,7 @@ class Observer:
         return tuple(sorted(self._memory.fed_by(buffer)))
 
     def _piece(self, place: str, buffer: Buffer, shape: tuple[Any, ...]) -> Piece:
-        return replace(_piece(place, buffer, shape), fed_by=self._names(buffer))
+        return replace(piece_of(place, buffer, shape), fed_by=self._names(buffer))
 
     def _left(self) -> Iterator[tuple[str, Buffer, tuple[Any, ...]]]:
         from tinygrad.tensor import Tensor, all_tensors
@@ -290,7 +262,7 @@ class Observer:
         for place, tensors in ((RETURNED, returned), (ALIVE, alive)):
             for tensor in tensors:
                 realized = tensor.uop.base.realized
-                for buffer in _buffers(realized) if realized is not None else ():
+                for buffer in buffers_of(realized) if realized is not None else ():
                     span = (id(buffer.base), buffer.offset, buffer.nbytes)
                     if span not in seen and self._memory.holds(buffer):
                         seen.add(span)
@@ -303,9 +275,11 @@ class RecordingObserver(Observer):
 
     def __init__(self, recorder: Recorder, name_of: Callable[[UOp], str], *, seed: int) -> None:
         """`name_of` an AST that was recorded; empty where it is none that can be asked for."""
-        super().__init__(name_of, lambda: None, seed=seed, shake=False)
-        self._recorder, self._memory = recorder, _RecordedMemory()
-        self._known: dict[str, tuple[str, tuple[int, ...]] | None] = {}  # by tag
+        super().__init__(name_of, lambda: None, seed=seed)
+        self._recorder = recorder
+        self._follower = Follower(_RecordedMemory(), self._marked)
+        self._memory = self._follower.memory
+        self._known: dict[str, _Marked | None] = {}  # by tag
         self._read, self._read_bytes = deque(), 0
 
     def _watch_kernels(self, realize: Any) -> None:
@@ -325,12 +299,59 @@ class RecordingObserver(Observer):
         while self._read_bytes > READS_RECORDED:
             self._read_bytes -= self._read.popleft().values.nbytes
 
-    def _marked(self, tag: str) -> tuple[str, tuple[int, ...]] | None:
+    def _marked(self, tag: str) -> _Marked | None:
         if tag not in self._known:
             ast = self._recorder.asts.get(tag)
             name = self._asked(ast) if ast is not None else ""
-            self._known[tag] = (name, _written(ast)) if ast is not None and name else None
+            self._known[tag] = _Marked(name, _written(ast)) if ast is not None and name else None
         return self._known[tag]
+
+
+class _Marked(NamedTuple):
+    """What the tag of a call says: the kernel that it runs, and the slots that this writes."""
+
+    name: str
+    wrote: tuple[int, ...]
+
+
+def _marked(tag: str) -> _Marked | None:
+    """What an `Observer` put into a tag; None of others."""
+    if not tag.startswith(MARK):
+        return None
+    name, *slots = tag.removeprefix(MARK).split()
+    return _Marked(name, tuple(map(int, slots)))
+
+
+def name_of(call: UOp) -> str:
+    """The id of the kernel that is asked for, or of the region in whose place a call was put; empty of others."""
+    tag = call.tag if isinstance(call.tag, str) else ""
+    marked = _marked(tag)
+    return marked.name if marked is not None else tag.removeprefix(REPLACED) if tag.startswith(REPLACED) else ""
+
+
+class Follower:
+    """Follows what kernels that are asked for make, through memory, in the order in which calls run."""
+
+    def __init__(self, memory: _Memory | None = None, marked: Callable[[str], _Marked | None] = _marked) -> None:
+        self.memory = memory if memory is not None else _Memory()
+        self._marked = marked
+
+    def follow(self, call: UOp, inputs: tuple[UOp, ...]) -> None:
+        """A call ran, a program or a copy; `inputs` are the buffers of the step."""
+        from tinygrad.engine.realize import get_call_outs_ins, resolve_params
+
+        wrote, read = get_call_outs_ins(call)
+        tag, fed_by = call.tag if isinstance(call.tag, str) else "", frozenset[str]()
+        if (marked := self._marked(tag)) is not None:  # a program that is wrong may not write what its kernel writes
+            wrote, fed_by = marked.wrote, frozenset((marked.name,))
+        elif tag.startswith(REPLACED):
+            fed_by = frozenset((tag.removeprefix(REPLACED),))
+        arguments = resolve_params(call, list(inputs))
+        read_from = [b for place in read for b in buffers_of(arguments[place].buffer)]
+        if fed_by := fed_by.union(*map(self.memory.fed_by, read_from)):
+            for place in wrote:
+                for b in buffers_of(arguments[place].buffer):
+                    self.memory.add(b, fed_by)
 
 
 class _Memory:
@@ -396,14 +417,9 @@ def _written(ast: UOp) -> tuple[int, ...]:
     return tuple(sorted(slots))
 
 
-def _buffers(buffer: Any) -> Sequence[Buffer]:
+def buffers_of(buffer: Any) -> Sequence[Buffer]:
     """One buffer, or those of a tensor on several devices."""
     return getattr(buffer, "bufs", None) or (buffer,)
-
-
-def _is_host(u: UOp) -> bool:
-    devices = (u.device,) if isinstance(u.device, str) else u.device or ()
-    return all(device.startswith(HOST) for device in devices)
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -416,7 +432,8 @@ def _tensors(value: Any) -> Iterator[Any]:
             yield from _tensors(item)
 
 
-def _piece(place: str, buffer: Buffer, shape: tuple[Any, ...]) -> Piece:
+def piece_of(place: str, buffer: Buffer, shape: tuple[Any, ...]) -> Piece:
+    """The values of a buffer, of that shape where it holds so many."""
     import math
 
     from kcg.compat.tiny import dtypes
@@ -441,7 +458,7 @@ def _decoded(data: bytes, dtype: DType) -> NDArray[Any]:
     return np.frombuffer(data, _to_np_dtype(dtype))
 
 
-def _shake(buffer: Buffer, *, seed: int) -> int:
+def shake(buffer: Buffer, *, seed: int) -> int:
     """Change every floating value of a buffer by one rounding unit at random, up or down; zeros and what is not finite
     stay. Returns how many were changed."""
     import numpy as np

@@ -42,10 +42,12 @@ def install(programs: Mapping[Region, Program], target: Target, *, aligned: bool
 
 
 @contextlib.contextmanager
-def installing(replacements: Sequence[Replacement]) -> Iterator[Replaced]:
-    """`install` for what is not compiled yet, such as `placed_kernels`."""
+def installing(
+    replacements: Sequence[Replacement], *, is_off: Callable[[], bool] = lambda: False
+) -> Iterator[Replaced]:
+    """`install` for what is not compiled yet, such as `placed_kernels`. What is planned while it `is_off` stays."""
     replacing = Replacing(replacements, kernel_id)
-    with before_planning(lambda linear, _: replacing(linear)):
+    with before_planning(lambda linear, _: linear if is_off() else replacing(linear)):
         yield replacing.report
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,6 +73,8 @@ class InPlace:
     inside: frozenset[str]  # kernels that a program asks for only where their regions cannot be put in
     asked: set[str]  # the ids of the kernels that the program asked for so far, and that are no other program's
     replaced: Replaced  # what became of the calls that a program takes the place of
+    own_schedules: Callable[[Collection[str]], contextlib.AbstractContextManager[None]]
+    """A block in which this thread gets tinygrad's own schedules, but kernels of these ids without Opts."""
     others: dict[str, str] = field(default_factory=dict)  # device of that kind -> why its kernels are left to tinygrad
 
     @property
@@ -139,6 +142,18 @@ def putting_in_place(
     for line in failures(result, made.failed):
         failed(line)
     others: dict[str, str] = {}
+    own = threading.local()  # whether this thread gets tinygrad's own schedules, and which kernels have no Opts
+
+    @contextlib.contextmanager
+    def own_schedules(plain: Collection[str]) -> Iterator[None]:
+        before, own.plain = getattr(own, "plain", None), plain
+        try:
+            yield
+        finally:
+            own.plain = before
+
+    def gets_own() -> bool:
+        return getattr(own, "plain", None) is not None
 
     @functools.cache
     def is_for(device: str) -> bool:
@@ -161,7 +176,14 @@ def putting_in_place(
     found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
     inside = frozenset(names).difference(row.region.id for row in result.regions)
 
+    def without_opts(ast: Any) -> tuple[Any, ...] | None:
+        with contextlib.suppress(CodecError):
+            return () if own.plain and kernel_of(ast).id in own.plain else None
+        return None
+
     def choose(ast: Any) -> tuple[Any, ...] | None:
+        if gets_own():
+            return without_opts(ast)
         if ast.key not in known:
             known[ast.key] = None
             if all(map(is_for, devices_of(ast))):
@@ -173,7 +195,7 @@ def putting_in_place(
         return known[ast.key]
 
     def program(call: Any) -> Any:
-        device = single_device(call) if by_hand else None
+        device = single_device(call) if by_hand and not gets_own() else None
         if device is not None and is_for(device) and (made := handwritten(call)) is not None:
             asked.add(made[0])
             return made[1]
@@ -183,9 +205,9 @@ def putting_in_place(
         scheduling_quickly(),
         lowering_together(),
         choosing_opts(choose, program),
-        installing(regions) as replaced,
+        installing(regions, is_off=gets_own) as replaced,
     ):
-        yield InPlace(names, frozenset(found), inside, asked, replaced, others)
+        yield InPlace(names, frozenset(found), inside, asked, replaced, own_schedules, others)
 
 
 def _regions_in_place(

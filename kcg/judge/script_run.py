@@ -4,7 +4,8 @@
 seeds of Python, NumPy and tinygrad fixed, standard input empty, and what it prints thrown away. tinygrad is imported by
 the script, after whatever the script sets in its environment. What it leaves is read when it is over and its threads
 have ended, before its exit handlers run, and before tinygrad closes its devices. Replays of its `TinyJit`s are timed
-one by one (`kcg.compat.replays`), which changes nothing that it computes.
+one by one (`kcg.compat.replays`), and its steps are compared with those that tinygrad's own schedules make of the same
+values (`kcg.compat.lockstep`): neither changes anything that it computes.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.compat.lockstep import Lockstep
 from kcg.compat.observing import Observer, Piece
 from kcg.compat.replays import ReplayClock, Replayed
 from kcg.errors import CodecError, KcgError
 from kcg.files import write_whole
 from kcg.measure import isolated
+from kcg.types import ModelCheck
 from kcg.workloads.left import load_pieces, save_pieces
 from kcg.workloads.script import Form, Program, run_as_main
 
 if TYPE_CHECKING:
+    from kcg.compat.lockstep import Step
     from kcg.handover.tuned import InPlace
+    from kcg.judge.lockstep import Steps
 
 MAX_BYTES = 1 << 28
 """Of what a script leaves, so much is compared, the small tensors first."""
@@ -45,7 +50,6 @@ class Ran:
     pieces: tuple[Piece, ...]
     left_out: int  # tensors that were too large
     kernels: int  # of those with another schedule that occurred in it
-    shaken: int  # values that were changed by one rounding unit
     replaced: tuple[tuple[str, int], ...] = ()  # as in `ModelCheck`
     left: tuple[tuple[str, str, int], ...] = ()
     refused: str = ""  # why the chosen schedules could not be used at all
@@ -53,6 +57,7 @@ class Ran:
     untimed: str = ""  # why its replays were not timed
     clock: str = ""  # by which they were, in words
     given: int = 0  # kernels that ran as programs that were there
+    lockstep: ModelCheck | None = None  # what its steps came to; None where nothing was chosen
     seconds: float = 0.0
 
 
@@ -64,7 +69,8 @@ def read_answer(folder: Path, *, seconds: float) -> Ran | None:
     pieces = load_pieces(folder, answer["pieces"])
     sets = {name: tuple(map(tuple, answer[name])) for name in ("replaced", "left")}
     steps = tuple(Replayed(**{**step, "seconds": tuple(step["seconds"])}) for step in answer["steps"])
-    return Ran(**{**answer, **sets, "pieces": pieces, "steps": steps, "seconds": seconds})
+    lockstep = None if answer["lockstep"] is None else ModelCheck(**answer["lockstep"])
+    return Ran(**{**answer, **sets, "pieces": pieces, "steps": steps, "lockstep": lockstep, "seconds": seconds})
 
 
 # ---- in the child ----
@@ -83,7 +89,10 @@ class _Run:
         self._given: set[str] = set()
         self._known: dict[bytes, str] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
-        self._observer = Observer(self._asked, self._prepare, seed=job["seed"], shake=job["shake"])
+        self._observer = Observer(self._asked, self._prepare, seed=job["seed"])
+        self._lockstep = Lockstep(self._own_schedules, self._changed, self._judge, most_bytes=MAX_BYTES)
+        self._steps: Steps | None = None
+        self._plain: frozenset[str] = frozenset()  # kernels that tell what another order of sums does
         self._clock = ReplayClock(self._observer.later)
 
     def run(self) -> None:
@@ -93,8 +102,9 @@ class _Run:
         self._watch_exit()
         self._stays.enter_context(opening(self.dev))
         self._stays.enter_context(self._observer.watch())
-        if not self.job["shake"]:
-            self._stays.enter_context(self._clock.watch())
+        self._stays.enter_context(self._clock.watch())
+        if self.job["result"] and self.job["compared"]:
+            self._stays.enter_context(self._lockstep.watch())
         try:
             run_as_main(self.program)
         except SystemExit as stop:
@@ -124,15 +134,30 @@ class _Run:
             "left_out": left_out,
             "pieces": save_pieces(self.folder, pieces),
             "kernels": len(self._changed & self._place.served) if self._place is not None else 0,
-            "shaken": self._observer.shaken,
             "replaced": self._place.sets_replaced if self._place is not None else (),
             "left": self._place.sets_left if self._place is not None else (),
             "steps": [asdict(step) for step in self._clock.steps()],
             "untimed": self._clock.why_not,
             "clock": self._clock.clock,
             "given": len(self._given),
+            "lockstep": self._lockstep_answer(),
         }
         write_whole(self.folder / ANSWER, json.dumps(answer))
+
+    def _lockstep_answer(self) -> dict[str, Any] | None:
+        if self._steps is None or self._place is None:
+            return None
+        check = self._steps.check(self._changed & self._place.served, why_not=self._lockstep.why_not)
+        return {name: getattr(check, name) for name in ("passed", "reason", "error", "tolerance", "compared")}
+
+    def _own_schedules(self, plain: bool) -> contextlib.AbstractContextManager[None]:
+        if self._place is None:
+            return contextlib.nullcontext()
+        return self._place.own_schedules(self._plain if plain else ())
+
+    def _judge(self, step: Step) -> None:
+        assert self._steps is not None
+        self._steps.judge(step)
 
     def _watch_exit(self) -> None:
         """`os._exit` ends a process without exit handlers."""
@@ -180,6 +205,8 @@ class _Run:
         if not self.job["result"]:
             return
         from kcg.handover.tuned import scheduling
+        from kcg.judge.lockstep import Steps, without_opts
+        from kcg.judge.whole import rounding_of, rounding_of_sums
         from kcg.report.result import read_result
 
         try:
@@ -188,6 +215,11 @@ class _Run:
         except KcgError as error:  # another device than the result is for, for one
             self.refused = str(error)
             raise
+        if self.job["compared"]:
+            self._plain = without_opts(result)
+            others = rounding_of_sums(result, but=self._plain)
+            self._steps = Steps(rounding_of(result), seed=self.job["seed"], others=others)
+            self._lockstep.watch_planning()
 
 
 def _given(path: Path) -> contextlib.AbstractContextManager[set[str]]:

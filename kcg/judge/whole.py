@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.cli import counted
-from kcg.compat.observing import ALIVE, READ, RETURNED, Piece
+from kcg.compat.observing import ALIVE, READ, RETURNED, STEP, Piece
 from kcg.measure.isolated import OVERDUE
 from kcg.types import ModelCheck, Result
 
@@ -80,11 +80,6 @@ class Runner:
     def expected_s(self, cost: Cost) -> float:
         """About how many seconds it takes; 0 where it will not run."""
         raise NotImplementedError
-
-    @property
-    def doubts_s(self) -> float:
-        """About how many seconds more it takes to tell why what it leaves differs, where it is likely to; else 0."""
-        return 0.0
 
     def timeout_s(self, expected_s: float) -> float:
         """How long it is waited for where there is no budget."""
@@ -243,14 +238,15 @@ def rounding_of_products(results: Sequence[Result]) -> float:
     return 2.0 ** (1 - TF32_BITS) if rounds else 0.0
 
 
-def rounding_of_sums(result: Result) -> float:
-    """The largest √K·eps of all kernels: K is the number of terms of a sum, eps that of the dtype it is summed in. Sums
-    that look something up round nothing."""
+def rounding_of_sums(result: Result, *, but: Collection[str] = ()) -> float:
+    """The largest √K·eps of all kernels `but` some: K is the number of terms of a sum, eps that of the dtype it is
+    summed in. Sums that look something up round nothing."""
     from kcg.compat.tiny import Ops, dtypes
     from kcg.kernel.choices import choosing_sums
     from kcg.kernel.codec import ast_of
 
-    largest, asts = 0.0, [ast_of(kernel) for kernel in {k for row in result.regions for k in row.region.kernels}]
+    kernels = {kernel for row in result.regions for kernel in row.region.kernels if kernel.id not in but}
+    largest, asts = 0.0, [ast_of(kernel) for kernel in kernels]
     exact = choosing_sums(asts)
     for ast in asts:
         for node in ast.toposort():
@@ -263,8 +259,8 @@ def rounding_of_sums(result: Result) -> float:
 
 # ---- How far apart what two runs of a script left is, and how much of that is rounding.
 #
-# The error of a piece (a tensor that was alive at the end, that the last `TinyJit` step returned, or that the script
-# read) is that of a step: row by row, over the size of the whole. What is not finite with
+# The error of a piece (a tensor that was alive at the end, that the last `TinyJit` step returned, that the script read,
+# or that a step wrote) is that of a step: row by row, over the size of the whole. What is not finite with
 # tinygrad's own schedules must be the same with the chosen ones.
 #
 # The tolerance. Nothing is known of a script but its kernels, so it is found in two steps. First
@@ -272,19 +268,21 @@ def rounding_of_sums(result: Result) -> float:
 # 3 · max(eps, √K · eps(sum)), with the largest √K · eps(sum) of all kernels
 #
 # where eps is one rounding unit of the piece: about what the last kernel alone may do. Most scripts agree far better,
-# and are done. Where one does not, tinygrad's own schedules run once more with every floating value that the script
-# begins with changed by one rounding unit at random, and the error of that run (D) tells what the script makes of
-# rounding; a training loop makes a lot of it. Of one loss it may be small by chance: of what the script reads D is no
-# less than of what it read before, of the same shape and out of no other kernels. Then
+# and are done. Where one does not, its steps tell, each of which ran with both from the same values
+# (`kcg.judge.lockstep`): D is by how much changing these by one rounding unit moves what a step makes. Then
 #
 # 3 · max(D, eps, eps(stored)) · max(1, √K · eps(sum) / max(eps, eps(stored)))
 #
 # where eps(stored) is that of the coarsest dtype in which its kernels store anything. Each piece has a tolerance of its
-# own; above 0.25 nothing can be told, nor of what follows from such a piece: an accuracy is a share of comparisons,
-# each of which rounding may turn. Whole numbers and booleans must be equal. Where they are not, a kernel is wrong for
-# certain only if no kernel of the script computes with floating values, and nothing can be told either.
+# own; above 0.25 nothing can be told. Whole numbers and booleans must be equal. Where they are not, a kernel is wrong
+# for certain only if no kernel of the script computes with floating values, and nothing can be told either.
 
-PLACES = {ALIVE: "alive at its end", RETURNED: "returned by its last TinyJit step", READ: "read by it"}
+PLACES = {
+    ALIVE: "alive at its end",
+    RETURNED: "returned by its last TinyJit step",
+    READ: "read by it",
+    STEP: "written by a step",
+}
 
 
 @dataclass(frozen=True)
@@ -334,74 +332,16 @@ def says_something(pieces: Sequence[Piece]) -> bool:
 
 def judge_first(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> ModelCheck | None:
     """Passed where the chosen schedules differ by no more than a single kernel may; None where it takes more runs."""
-    judged = [_judged(c, o, 0.0, o.eps, rounding) for c, o in zip(chosen, own, strict=True)]
-    if any(one.ratio > 1 for one in judged):
+    found = [judged(c, o, 0.0, o.eps, rounding) for c, o in zip(chosen, own, strict=True)]
+    if any(one.ratio > 1 for one in found):
         return None
-    worst = max(judged, key=lambda one: one.ratio)
+    worst = max(found, key=lambda one: one.ratio)
     return ModelCheck(True, "", worst.error, worst.tolerance)
-
-
-def judge_pieces(
-    chosen: Sequence[Piece], own: Sequence[Piece], shaken: Sequence[Piece], rounding: Rounding, *, values: int
-) -> ModelCheck:
-    """The result where the chosen schedules differ by more than that. `shaken` was left by tinygrad's own schedules
-    where the `values` with which the script begins were changed by one rounding unit."""
-    judged = list[_Judged]()
-    for c, o, moved in zip(chosen, own, _moved(shaken, own), strict=True):
-        first = _judged(c, o, 0.0, o.eps, rounding)
-        if first.ratio <= 1:
-            judged.append(first)
-            continue
-        judged.append(_judged(c, o, moved, max(o.eps, rounding.stored) if o.eps else 0.0, rounding))
-    chaotic = [place for place, one in enumerate(judged) if one.is_too_sensitive]
-    failed = [
-        one
-        for place, one in enumerate(judged)
-        if one.ratio > 1 and not one.is_open(rounding, values) and not _follows(place, chaotic, own)
-    ]
-    if failed:
-        worst = max(failed, key=lambda one: one.ratio)
-        return ModelCheck(False, worst.words(values), worst.error, worst.tolerance)
-    opened = [j for j in judged if j.ratio > 1 or j.is_too_sensitive]
-    if opened:
-        share = f"{len(opened)} of {counted(len(judged), 'tensor')}"
-        reason = f"no verdict: {share} may differ by rounding alone; the first, {opened[0].words(values)}"
-        return ModelCheck(None, reason, opened[0].error, opened[0].tolerance)
-    worst = max(judged, key=lambda one: one.ratio)
-    return ModelCheck(True, "", worst.error, worst.tolerance)
-
-
-def _follows(place: int, chaotic: Sequence[int], own: Sequence[Piece]) -> bool:
-    """Whether a piece was there later than one of which nothing can be told, and came out of all that this came out of:
-    as an accuracy after training, which one rounding unit may happen to leave as it is."""
-    piece = own[place]
-    before = (own[at] for at in chaotic if piece.place != READ or (own[at].place == READ and at < place))
-    return any(one.fed_by and {*one.fed_by} <= {*piece.fed_by} for one in before)
-
-
-def _moved(shaken: Sequence[Piece], own: Sequence[Piece]) -> list[float]:
-    """How far the shaken run moved each piece; what was read no less than what was read before it of that shape, and
-    came out of no other kernels."""
-    before = list[tuple[Piece, float]]()
-    found = []
-    for s, o in zip(shaken, own, strict=True):
-        moved = _error(s, o)
-        if o.place == READ and o.eps:
-            moved = max([moved, *(error for piece, error in before if _comes_before(piece, o))])
-            before.append((o, moved))
-        found.append(moved)
-    return found
-
-
-def _comes_before(piece: Piece, other: Piece) -> bool:
-    """Whether what another read is, as the next loss of a training loop, may follow from what this one is."""
-    alike = (piece.dtype, piece.values.shape) == (other.dtype, other.values.shape)
-    return alike and bool(piece.fed_by) and {*piece.fed_by} <= {*other.fed_by}
 
 
 def feeding_what_differs(chosen: Sequence[Piece], own: Sequence[Piece], rounding: Rounding) -> set[str]:
     """The kernels and regions that fed what differs by more than a single kernel may make it differ."""
-    pairs = ((c, _judged(c, o, 0.0, o.eps, rounding)) for c, o in zip(chosen, own, strict=True))
+    pairs = ((c, judged(c, o, 0.0, o.eps, rounding)) for c, o in zip(chosen, own, strict=True))
     return {name for piece, one in pairs if one.ratio > 1 for name in piece.fed_by}
 
 
@@ -412,7 +352,7 @@ def words_of_pieces(pieces: Sequence[Piece]) -> str:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     """One piece, its error and its tolerance; of whole numbers the error is the share that differs."""
 
     piece: Piece
@@ -444,17 +384,19 @@ class _Judged:
             return f"{name} is not finite where it is with tinygrad's own schedules, or the other way round"
         explained = f"rounding explains {self.tolerance:.2g}"
         if not values:
-            explained = "nothing that the script begins with could be changed to see what it makes of rounding"
+            explained = "nothing that the step begins with could be changed to see what it makes of rounding"
         elif self.is_too_sensitive:
-            explained = "one rounding unit in what the script begins with moves it too much to tell"
+            explained = "one rounding unit in what the step begins with moves it too much to tell"
         return f"{name} differs by {self.error:.2g} of its size from that with tinygrad's own schedules; {explained}"
 
 
-def _judged(chosen: Piece, own: Piece, moved: float, eps: float, rounding: Rounding) -> _Judged:
-    return _Judged(own, _error(chosen, own), tolerance_of(moved, eps, rounding.sums) if eps else 0.0)
+def judged(chosen: Piece, own: Piece, moved: float, eps: float, rounding: Rounding) -> Judged:
+    """A piece where one rounding unit `eps` moves it by `moved`, as far as that is known."""
+    return Judged(own, error_between(chosen, own), tolerance_of(moved, eps, rounding.sums) if eps else 0.0)
 
 
-def _error(ours: Piece, own: Piece) -> float:
+def error_between(ours: Piece, own: Piece) -> float:
+    """The error as it is defined above; of whole numbers the share that differs."""
     import numpy as np
 
     if not own.eps:

@@ -2,16 +2,15 @@
 
 It runs again, in a fresh process that can be killed (`kcg.judge.script_run`), with the chosen schedules, those of each
 of several plans, hand-written kernels included. What it leaves is compared with what it left when its kernels were
-recorded (`kcg.workloads.left`), with tinygrad's own schedules. Where that does not agree, or was not kept, it runs with
-tinygrad's own once more, and that is compared. All runs have the same seeds of Python, NumPy and tinygrad. All that the
-script does to the world, it does again: `--no-script-check` leaves this out.
+recorded (`kcg.workloads.left`), with tinygrad's own schedules; where that was not kept it runs with these first. All
+runs have the same seeds of Python, NumPy and tinygrad. All that the script does to the world, it does again:
+`--no-script-check` leaves this out.
 
 What is compared is what came out of kernels that have another schedule now: what is alive at the end, what the last
-call of a `TinyJit` returned, and what the script read last. Two runs that leave tensors of other shapes, or another
-number of them, cannot be compared. Where values differ by more than a single kernel may make them differ, two more runs
-tell why: one repeats the run with tinygrad's own schedules, since a script that depends on the time or on the system's
-random numbers differs from itself, and one tells what it makes of rounding. The recording is such a run where it left
-the same bytes. Only then does a script fail.
+call of a `TinyJit` returned, and what the script read last. Where that differs by more than a single kernel may make it
+differ, or does not say anything, the steps of the same run decide: each of them ran with both from the same values
+(`kcg.judge.lockstep`). So neither a training loop that makes much of rounding nor a script that depends on the time or
+on the system's random numbers is in the way of a verdict.
 
 Where it replays a `TinyJit`, its replays are timed in each of these runs; not while it is recorded, which takes time of
 its own. Processes differ, so plans that are right run in turns, each as often as there is time.
@@ -26,11 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcg.compat.observing import READ
 from kcg.compat.replays import Replayed
 from kcg.handover.choices import changed_by
 from kcg.judge.script_run import MAX_BYTES, Ran, read_answer
@@ -38,10 +35,8 @@ from kcg.judge.whole import (
     TIMEOUT_S,
     Cost,
     Runner,
-    equal,
     feeding_what_differs,
     judge_first,
-    judge_pieces,
     occurring,
     rounding_of,
     same_layout,
@@ -64,8 +59,7 @@ if TYPE_CHECKING:
 
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
-DOUBTS = 2  # runs that it takes to tell why a script differs,
-LEAST = 0.5  # each of which takes so much of the recording at least, whatever that lowered: 6.5 s of 12.6
+LEAST = 0.5  # a run takes so much of the recording at least, whatever that lowered: 6.5 s of 12.6
 TIMES = 10.0  # so many times what is expected is waited for then
 
 REPLAYS = 3  # warm ones that a step has at least, or it is not timed
@@ -78,6 +72,7 @@ RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
 NO_REPLAYS = "it replays no TinyJit often enough"
 OTHER_STEPS = "it does not replay the same steps in each run"
 ONE_RUN = "it ran once more, with the chosen schedules alone"
+NO_STEP = "nothing that the script made came out of a kernel with another schedule"
 
 
 @dataclass
@@ -97,8 +92,7 @@ class Script(Runner):
     """tinygrad's own programs of kernels, as its recording lowered them, by kernel."""
     check_device: Callable[[], None] = lambda: None
     """Called after a run that failed; its time may come on top of the timeout."""
-    known: dict[bool | None, Ran] = field(default_factory=dict)
-    """Runs with tinygrad's own schedules: None the first, False a second one, True one with values changed."""
+    known: list[Ran] = field(default_factory=list)  # runs with tinygrad's own schedules after the recording
     observed: tuple[str, ...] = ()  # the kernels whose results are looked at, by id
 
     what, most_s = "script", TIMEOUT_S
@@ -152,20 +146,6 @@ class Script(Runner):
         """The same, no less than was seen of such a run."""
         return max(self.run_s, LEAST * self.recorded_s)
 
-    @property
-    def doubts_s(self) -> float:
-        """Runs with tinygrad's own schedules: another one, and one with other rounding."""
-        return MORE * DOUBTS * self.again_s if self.wanted and self.feeds_back else 0.0
-
-    @cached_property
-    def feeds_back(self) -> bool:
-        """Whether what it read later came out of more kernels than what it read first, of as many floats, as the losses
-        of a training loop: what rounds grows from step to step then."""
-        if (kept := self.kept(self.dev)) is None:
-            return False
-        reads = [one for one in kept.found if one.place == READ and one.piece is not None and one.piece.eps]
-        return any(one.nbytes == reads[0].nbytes and {*reads[0].fed_by} < {*one.fed_by} for one in reads[1:])
-
     def kept(self, dev: str) -> Recorded | None:
         """What the recording of its kernels on this device kept of what it left, if it did."""
         if self.recorded is None:
@@ -179,10 +159,8 @@ class Script(Runner):
         """Where it replays a `TinyJit`, each plan runs and its steps are timed, in further rounds too. Else one plan
         that is right is enough."""
         with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
-            runs = _Runs(self, results, Path(folder), timeout_s=timeout_s, doubts_in_s=rounds_s or math.inf)
-            found = _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
-            self.replayed_s = runs.doubts_s
-            return found
+            runs = _Runs(self, results, Path(folder), timeout_s=timeout_s)
+            return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
 
 
 class _Died(Exception):
@@ -192,13 +170,8 @@ class _Died(Exception):
 class _Runs:
     """Runs the script, one after the other, as long as there is time."""
 
-    def __init__(
-        self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float, doubts_in_s: float
-    ) -> None:
-        """Runs that tell why it differs are to end in `doubts_in_s`: in the budget, not in what it may be late."""
+    def __init__(self, script: Script, results: Sequence[Result], folder: Path, *, timeout_s: float) -> None:
         self.count, self.script = 0, script
-        self._doubts_until = time.monotonic() + doubts_in_s
-        self.doubts_s = 0.0  # in runs with tinygrad's own schedules beside the recording
         self._dev, self._folder, self._check_device = results[0].target.tinygrad_device, folder, script.check_device
         self._end = time.monotonic() + timeout_s
         self.changed = [changed_by(result, handwritten=bool(script.kernels)) for result in results]
@@ -227,25 +200,23 @@ class _Runs:
         path.write_text(json.dumps({"target": noun_to_json(target), "programs": values}))
         return path
 
-    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
+    def run(self, place: int | None = None, *, compared: bool = True) -> Ran:
         """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it
         leaves is read where it is `compared`. Raises `isolated.Overdue` where it does not end in time, `_Died` where it
         leaves no answer, DeviceError where the device is gone."""
         self.count += 1
         folder, begin = self._folder / str(self.count), time.monotonic()
         folder.mkdir()
-        job = {**self._job, "folder": str(folder), "shake": shake, "compared": compared}
+        job = {**self._job, "folder": str(folder), "compared": compared}
         job |= {"result": "" if place is None else str(self._paths[place])}
         job |= {"changed": [] if place is None else sorted(self.changed[place])}
-        settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32), **({"JIT": "2"} if shake else {})}
+        settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32)}
         try:
             with isolated.IsolatedProcess(CHILD, dev=self._dev, label="script", settings=settings) as process:
                 ended = process.run(job, timeout_s=max(self._end - begin, 0.0), name="it")
         except isolated.Overdue:
             self._check_device()  # before anything is said of the schedules
             raise
-        if place is None and self.recorded is not None:
-            self.doubts_s += time.monotonic() - begin
         if (ran := read_answer(folder, seconds=time.monotonic() - begin)) is None:
             self._check_device()
             raise _Died(ended.last_words)
@@ -256,23 +227,13 @@ class _Runs:
         kernels that are observed; None where what it left was not kept."""
         script, kept = self.script, self.script.kept(self._dev)
         left = kept.of_kernels(script.observed, most_bytes=MAX_BYTES) if kept is not None else None
-        return None if left is None else Ran("", "", *left, kernels=0, shaken=0, seconds=script.again_s)
+        return None if left is None else Ran("", "", *left, kernels=0, seconds=script.again_s)
 
-    def own(self, *, shake: bool | None = None) -> Ran:
-        """A run with tinygrad's own schedules: the first, another one, or one with every value that the script begins
-        with changed by one rounding unit (`shake`). The recording is another one where it left the same."""
-        known = self.script.known
-        if shake is False and shake not in known and self.recorded is not None:
-            first = self.own()
-            if first.ended == self.recorded.ended and equal(first.pieces, self.recorded.pieces):
-                known[shake] = self.recorded
-        if shake not in known:
-            known[shake] = self.run(shake=bool(shake))
-        return known[shake]
-
-    def has_time_for_doubts(self, *like: Ran) -> bool:
-        """Whether one more run that tells why it differs is expected to be in time: as long as the longest of these."""
-        return self.has_time_for(max(like, key=lambda ran: ran.seconds), until=self._doubts_until)
+    def own(self, number: int = 1) -> Ran:
+        """The run of this number with tinygrad's own schedules, after the recording."""
+        while len(self.script.known) < number:
+            self.script.known.append(self.run())
+        return self.script.known[number - 1]
 
     def has_time_for(self, *some: Ran, until: float = math.inf) -> bool:
         """Whether other runs like these are expected to end in time, and by `until`."""
@@ -291,7 +252,7 @@ class _Comparison:
     def checks(self) -> list[ModelCheck]:
         """A check of each plan."""
         own = self._runs.recorded
-        if own is None or None in self._runs.script.known:
+        if own is None:
             # tinygrad's own first: a script that does not run again, for whatever reason, is not run a third time
             try:
                 own = self._runs.own()
@@ -341,45 +302,23 @@ class _Comparison:
         self._timed[side] = [ran]
 
     def _compared(self, place: int, own: Ran) -> ModelCheck:
-        """The check of a plan, compared with the run `own`. Where that was recorded and does not agree, the script runs
-        with tinygrad's own schedules again, and is compared with that."""
+        """The check of a plan, compared with the run `own`, and where that says nothing by its steps."""
         runs, result, changed = self._runs, self._results[place], len(self._runs.changed[place])
         try:
             chosen = runs.run(place)
         except isolated.Overdue as error:
             return unclear(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
         except _Died as error:
-            again = self._run_again(own)
-            return again if isinstance(again, ModelCheck) else _whose_fault(runs, again, _of(error))
+            return _whose_fault(runs, own, _of(error))
         if chosen.refused:
             return unclear(f"the chosen schedules cannot be used in the script: {chosen.refused}")
-        if own is runs.recorded and (check := _as_recorded(result, own, chosen)) is not None:
-            self._saw_steps(place, chosen)
-        else:
-            if isinstance(again := self._run_again(own, like=chosen), ModelCheck):
-                return again
-            if chosen.ended != again.ended:
-                return _whose_fault(runs, again, chosen.words or "it ends well")
-            self._saw_steps(place, chosen)
-            check = _of_what_is_left(runs, result, again, chosen)
+        if chosen.ended != own.ended:
+            return _by_steps(chosen, proven=True) or _whose_fault(runs, own, chosen.words or "it ends well")
+        self._saw_steps(place, chosen)
+        check = _of_what_is_left(runs, result, own, chosen) or _by_steps(chosen) or unclear(NO_STEP)
         check = replace(check, kernels=chosen.kernels, replaced=chosen.replaced, left=chosen.left)
         when = "the script runs again" + (f" ({chosen.words})" if chosen.ended else "")
         return occurring(check, served=chosen.kernels, changed=changed, when=when)
-
-    def _run_again(self, own: Ran, like: Ran | None = None) -> Ran | ModelCheck:
-        """A run with tinygrad's own schedules in the place of one that was recorded, which is expected to take as long
-        as another one; else the same. A check where that cannot be."""
-        if own is not self._runs.recorded:
-            return own
-        if None not in self._runs.script.known and not self._runs.has_time_for_doubts(like or own, own):
-            return unclear("it differs from what was recorded, and there was no time to see whether it always does")
-        try:
-            again = self._runs.own()
-        except (isolated.Overdue, _Died) as error:
-            return _does_not_run(error)
-        if None not in self._timed:
-            self._saw_steps(None, again)
-        return again
 
     def _with_steps(self, check: ModelCheck, place: int = 0) -> ModelCheck:
         """The check with what was seen of its steps, and of how many runs."""
@@ -439,11 +378,12 @@ def _spread_s(some: Sequence[Ran]) -> float:
 
 
 def _whose_fault(runs: _Runs, own: Ran, words: str) -> ModelCheck:
-    """What is said of a script that does not end with the chosen schedules as it does with tinygrad's own."""
+    """What is said of a script that does not end with the chosen schedules as it does with tinygrad's own: two runs
+    with these tell whether it always ends so, of which the recording is one."""
     if not runs.has_time_for(own):
         return unclear(f"with the chosen schedules {words}, and there was no time to see whether it always does")
     try:
-        again = runs.own(shake=False)
+        again = runs.own(1 if own is runs.recorded else 2)
     except (isolated.Overdue, _Died) as error:
         return unclear(f"the script does not end in the same way twice: with tinygrad's own schedules {_of(error)}")
     if again.ended != own.ended:
@@ -457,62 +397,26 @@ def _does_not_run(error: Exception) -> ModelCheck:
     return unclear(f"the script does not run again: with tinygrad's own schedules {_of(error)}")
 
 
-def _as_recorded(result: Result, own: Ran, chosen: Ran) -> ModelCheck | None:
-    """Passed where a run with the chosen schedules left what the recording did, as far as one kernel may make it
-    differ; None where that says nothing, or not yet what is wrong."""
-    if chosen.ended or not own.pieces or not same_layout(own.pieces, chosen.pieces) or not says_something(own.pieces):
+def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck | None:
+    """Passed where a run with the chosen schedules left what the other did, as far as one kernel may make it differ;
+    None where that says nothing."""
+    if not own.pieces or not same_layout(own.pieces, chosen.pieces) or not says_something(own.pieces):
         return None
-    check = judge_first(chosen.pieces, own.pieces, rounding_of(result))
-    return None if check is None else replace(check, compared=f"{_compared_words(own)}, as recorded")
-
-
-def _compared_words(own: Ran) -> str:
-    """What of a run was compared, and how much of it was not."""
-    compared = words_of_pieces(own.pieces)
-    return f"{compared}; {own.left_out} more left out for their size" if own.left_out else compared
-
-
-def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck:
-    if not own.pieces and not chosen.pieces:
-        where = f" ({own.words})" if own.ended else ""
-        return unclear(f"nothing that the script left or read came out of a kernel with another schedule{where}")
-    if not same_layout(own.pieces, chosen.pieces):
-        reported = f"{words_of_pieces(own.pieces) or 'nothing'} with tinygrad's own schedules"
-        ours = f"{words_of_pieces(chosen.pieces) or 'nothing'} with the chosen ones"
-        if reported.split(" with ")[0] == ours.split(" with ")[0]:
-            ours += ", of other shapes"
-        return unclear(f"the script left {reported}, {ours}: it depends on more than its seeds, or on rounding")
-    if not says_something(own.pieces):
-        return unclear("what the script left is zero or not finite with tinygrad's own schedules either")
     rounding = rounding_of(result)
-    check = judge_first(chosen.pieces, own.pieces, rounding)
-    if check is None:
-        check = _with_more_runs(
-            runs,
-            own,
-            chosen,
-            lambda shaken: judge_pieces(chosen.pieces, own.pieces, shaken.pieces, rounding, values=shaken.shaken),
-        )
+    if (check := judge_first(chosen.pieces, own.pieces, rounding)) is None:
         fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
         changed = changed_by(result, handwritten=bool(runs.script.kernels))
         runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
-    return replace(check, compared=_compared_words(own))
+        return None
+    as_recorded = ", as recorded" if own is runs.recorded else ""
+    left_out = f"; {own.left_out} more left out for their size" if own.left_out else ""
+    return replace(check, compared=f"{words_of_pieces(own.pieces)}{left_out}{as_recorded}")
 
 
-def _with_more_runs(runs: _Runs, own: Ran, chosen: Ran, result: Callable[[Ran], ModelCheck]) -> ModelCheck:
-    """The result where the two runs differ by more than a single kernel may make them differ."""
-    try:
-        for shake in (False, True):
-            if not runs.has_time_for_doubts(own):
-                return unclear("the two runs differ, and there was no time to see whether the script repeats itself")
-            again = runs.own(shake=shake)
-            if not shake and not (again.ended == own.ended and equal(again.pieces, own.pieces)):
-                return unclear("the script does not repeat itself with tinygrad's own schedules either")
-    except (isolated.Overdue, _Died) as error:
-        return unclear(f"the two runs differ, and when it ran again with tinygrad's own schedules {_of(error)}")
-    if not (again.ended == own.ended and same_layout(again.pieces, own.pieces)):
-        return unclear("the two runs differ, and one rounding unit changes what the script does")
-    return result(again)
+def _by_steps(chosen: Ran, *, proven: bool = False) -> ModelCheck | None:
+    """What its steps came to; where that is asked for only what they prove."""
+    check = chosen.lockstep
+    return None if check is None or (proven and check.passed is not False) else check
 
 
 def _of(error: Exception) -> str:

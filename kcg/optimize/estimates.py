@@ -43,9 +43,6 @@ WHOLE_SHARE_ON_GPU: Final = 1 / 3
 """Of what is left of a budget after the baselines on a GPU, the check of the whole takes no more, or no time is kept
 for it: with a minute for Flux 768 what it took was half of what judging had, of a third of the kernels. With two it is
 22 to 31 s of 107."""
-DOUBTS_SHARE: Final = 0.4
-"""Of what is left of a budget after the first baseline, the check of a script that is likely to differ by rounding
-takes no more with the runs that tell whether it does, or time is kept for one run alone."""
 UNSURE: Final = 1 / 3  # of a step as tinygrad schedules it, that the chosen one takes at least, until it is known
 KERNELS_SHARE: Final = 1 / 2  # of the search, where regions of several kernels are searched after the kernels
 KERNELS_SHARE_ON_GPU: Final = 1 / 3
@@ -569,11 +566,7 @@ class Estimates:
                 return 0.0
         has_plan = any(work.proposed and work.by_kind for work in self.works)
         rounds = self.runner.rounds if has_plan and self.captured.workload.steps else 1
-        checking_s = self.whole_s(plans=self.runner.plans if has_plan else 1, rounds=rounds)
-        doubtful_s = checking_s + self._whole_slower * self.runner.doubts_s
-        if doubtful_s > DOUBTS_SHARE * left_s:
-            return checking_s
-        return doubtful_s
+        return self.whole_s(plans=self.runner.plans if has_plan else 1, rounds=rounds)
 
 
 class Pace:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tinygrad import Tensor, dtypes
 
-from kcg.compat.observing import ALIVE, _Memory, _piece, _RecordedMemory, _shake, _written
+from kcg.compat.observing import ALIVE, _Memory, _RecordedMemory, _written, piece_of, shake
 from kcg.compat.tiny import Buffer, Device, DType
 from tests.commands import python
 from tests.kernels import kernels_of
@@ -19,7 +19,7 @@ from tests.compat.test_replacing import ROWS, WIDTH, X86, chain, empty, fused, p
 region = region_of(chain(empty(ROWS, WIDTH)))
 program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {3: fused(x)})
 place = install({region: program}, X86)
-observer = Observer(lambda ast: "", place.__enter__, seed=1, shake=False)
+observer = Observer(lambda ast: "", place.__enter__, seed=1)
 stays = observer.watch()
 step = TinyJit(lambda x: chain(x).realize())
 for seed in range(4):
@@ -72,9 +72,9 @@ def test_values_are_moved_by_one_rounding_unit_and_special_ones_stay(dtype: DTyp
     special = [0.0, np.inf, -np.inf, np.nan]
     values = np.concatenate([np.random.default_rng(0).normal(size=200), special])
     buffer = buffer_of(values, dtype)
-    before = _piece(ALIVE, buffer, (len(values),))
-    assert _shake(buffer, seed=1) == 200
-    after = _piece(ALIVE, buffer, (len(values),))
+    before = piece_of(ALIVE, buffer, (len(values),))
+    assert shake(buffer, seed=1) == 200
+    after = piece_of(ALIVE, buffer, (len(values),))
     assert np.array_equal(before.values[-4:], after.values[-4:], equal_nan=True)
     old, new = (piece.values[:200].astype(np.float64) for piece in (before, after))
     moved = np.abs(new - old) / np.abs(old)
@@ -84,8 +84,8 @@ def test_values_are_moved_by_one_rounding_unit_and_special_ones_stay(dtype: DTyp
 
 def test_whole_numbers_are_not_moved() -> None:
     buffer = buffer_of(np.arange(8), dtypes.int32)
-    assert _shake(buffer, seed=1) == 0
-    piece = _piece(ALIVE, buffer, (2, 4))
+    assert shake(buffer, seed=1) == 0
+    piece = piece_of(ALIVE, buffer, (2, 4))
     assert piece.eps == 0 and piece.values.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 

@@ -29,7 +29,6 @@ from kcg.judge.whole import (
     Rounding,
     equal,
     judge_first,
-    judge_pieces,
     rounding_of,
     same_layout,
 )
@@ -138,7 +137,7 @@ def test_what_its_recording_lowered_is_not_lowered_again(right: Result) -> None:
     script = script_of(SCRIPT, "alive", programs=lambda: own)
     (seen,) = script.checks([right], timeout_s=TIMEOUT_S)
     assert seen.passed and seen.kernels == sum(row.outcome == "improved" for row in right.regions), seen
-    ran = script.known[None]
+    (ran,) = script.known
     assert ran.given == len(own) > 2
 
 
@@ -159,17 +158,27 @@ def jitted(wrong: Result, right: Result) -> list[ModelCheck]:
 def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted: list[ModelCheck]) -> None:
     result = jitted[0]
     assert result.passed is False, result
-    assert result.compared == "1 tensor returned by its last TinyJit step"
-    assert result.reason.startswith("a tensor (8×24 float) returned by its last TinyJit step differs by ")
-    assert result.runs == 4 + 1, "it repeats itself, and rounding does not explain it; one more for what is right"
+    assert result.compared.endswith("steps, each from the same values with both")
+    assert result.reason.startswith("a tensor (8 float) written by a step is not finite where it is with ")
+    assert result.runs == 2 + 1, "with each, and one more for what is right"
     failed = replace(wrong, model_check=result)
     assert exit_code_of(failed) == ExitCode.VERIFICATION_FAILED
-    with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8×24 float\)"):
+    with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8 float\)"):
         check_model_result(failed)
 
 
 @pytest.mark.slow
 def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong: Result) -> None:
+    result = check(wrong, "checks-itself")
+    assert result.passed is False and result.runs == 2, result
+    assert result.reason.startswith("a tensor (8 float) written by a step is not finite"), "it shows before it raises"
+
+
+@pytest.mark.slow
+def test_how_it_ends_is_told_by_two_runs_with_tinygrads_own_where_no_step_proves_a_fault(
+    wrong: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_script, "_by_steps", lambda chosen, proven=False: None)
     result = check(wrong, "checks-itself")
     assert result.passed is False and result.runs == 3, result
     report = (
@@ -179,20 +188,21 @@ def test_a_script_that_fails_with_the_chosen_schedules_only_fails_by_name(wrong:
 
 
 @pytest.mark.slow
-def test_a_script_that_does_not_repeat_itself_is_not_wrong(right: Result) -> None:
-    result = check(right, "random")
-    assert result.passed is None and result.runs == 3, result
-    assert result.reason == "no verdict: the script does not repeat itself with tinygrad's own schedules either"
+@pytest.mark.parametrize("how", ["random", "as many as lines", "chaos", "choices"])
+def test_a_script_that_does_not_repeat_itself_or_makes_much_of_rounding_is_compared_step_by_step(
+    how: str, tmp_path: Path
+) -> None:
+    """It depends on the system's random numbers, on a file, or its values on rounding alone."""
+    arguments = (how, str(tmp_path / "runs.txt")) if " " in how else (how,)
+    result = check(result_of(SCRIPT, *arguments), *arguments)
+    assert result.passed and result.runs == 2, result
+    assert re.fullmatch(r"\d+ steps?, each from the same values with both", result.compared), result
 
 
 @pytest.mark.slow
-def test_a_script_that_leaves_another_number_of_tensors_is_not_wrong(right: Result, tmp_path: Path) -> None:
-    other = check(right, "as many as lines", str(tmp_path / "runs.txt"))
-    assert other.passed is None and other.runs == 2, other
-    assert other.reason.startswith(
-        "no verdict: the script left 1 tensor alive at its end with tinygrad's own schedules, 2 tensors alive at its "
-        "end with the chosen ones"
-    )
+def test_what_is_wrong_in_such_a_script_is_found(wrong: Result) -> None:
+    result = check(wrong, "random")
+    assert result.passed is False and result.runs == 2 and "written by a step" in result.reason, result
 
 
 @pytest.mark.slow
@@ -204,6 +214,7 @@ def test_a_script_that_leaves_another_number_of_tensors_is_not_wrong(right: Resu
         pytest.param("leaves", "1 tensor alive at its end", marks=pytest.mark.slow),
         pytest.param("exits", "1 tensor alive at its end", marks=pytest.mark.slow),
         pytest.param("reads", "1 tensor alive at its end", marks=pytest.mark.slow),
+        pytest.param("nothing", "1 step, each from the same values with both", marks=pytest.mark.slow),
     ],
 )
 def test_however_it_ends_what_it_left_is_compared(right: Result, how: str, compared: str) -> None:
@@ -213,9 +224,6 @@ def test_however_it_ends_what_it_left_is_compared(right: Result, how: str, compa
 
 @pytest.mark.slow
 def test_what_cannot_be_compared_says_why(right: Result) -> None:
-    nothing = check(right, "nothing")
-    report = "no verdict: nothing that the script left or read came out of a kernel with another schedule"
-    assert (nothing.passed, nothing.reason, nothing.runs) == (None, report, 2)
     late = check(right, "waits", timeout_s=1.0)
     report = (
         r"no verdict: the script does not run again: with tinygrad's own schedules it did not finish in (1|0\.\d+) s"
@@ -236,13 +244,6 @@ def test_ctrl_c_ends_it_and_the_script(right: Result, tmp_path: Path) -> None:
         check(right, "waits", str(file))
     report.join()
     assert not [child for child in psutil.Process().children() if whole_script.CHILD in child.cmdline()]
-
-
-@pytest.mark.slow
-def test_a_script_that_makes_much_of_rounding_is_not_wrong() -> None:
-    result = check(result_of(SCRIPT, "chaos"), "chaos")
-    assert result.passed is None and result.runs == 4, result
-    assert "one rounding unit in what the script begins with moves it too much to tell" in result.reason
 
 
 @pytest.mark.slow
@@ -334,7 +335,7 @@ def test_where_no_step_is_timed_the_first_plan_that_is_right_is_enough(jitted: l
 
 
 def ran(*steps: Replayed) -> Ran:
-    return Ran("", "", (), 0, 0, 0, steps=steps)
+    return Ran("", "", (), 0, 0, steps=steps)
 
 
 def test_of_several_captured_steps_the_most_frequent_one_is_the_step() -> None:
@@ -363,7 +364,7 @@ class Rounds:
     def own(self) -> Ran:
         return self.run()
 
-    def run(self, place: int | None = None, *, shake: bool = False, compared: bool = True) -> Ran:
+    def run(self, place: int | None = None, *, compared: bool = True) -> Ran:
         assert compared is (place not in self.order), "what the first run of each leaves is compared"
         self.order.append(place)
         seconds = self._taken_s[place] + 0.01 * self.order.count(place)
@@ -406,77 +407,11 @@ def piece(values: Any, place: str = ALIVE) -> Piece:
     return Piece(place, values.dtype.name, eps, values)
 
 
-def judged(ours: Any, own: Any, shaken: Any, rounding: Rounding = ROUNDING, *, values: int = 1) -> ModelCheck:
-    return judge_pieces([piece(ours)], [piece(own)], [piece(shaken)], rounding, values=values)
-
-
 def test_what_one_kernel_may_do_passes_at_once() -> None:
     for factor, passes in ((1.0, True), (1 + 20 * EPS, True), (1 + 1e-3, False)):
         result = judge_first([piece(VALUES * np.float32(factor))], [piece(VALUES)], ROUNDING)
         assert (result is not None and result.passed is True) is passes
     assert judge_first([piece(VALUES[::-1])], [piece(VALUES)], ROUNDING) is None
-
-
-def test_what_a_script_makes_of_rounding_is_tolerated() -> None:
-    ours, shaken = VALUES * np.float32(1.001), VALUES * np.float32(1.0005)
-    assert judged(ours, VALUES, shaken).passed
-    assert judged(ours, VALUES, VALUES).passed is False
-    unknown = judged(ours, VALUES, VALUES, values=0)
-    assert unknown.passed is None and "nothing that the script begins with could be changed" in unknown.reason
-    chaotic = judged(ours, VALUES, -VALUES)
-    assert chaotic.passed is None and "moves it too much to tell" in chaotic.reason
-
-
-def test_one_wrong_tensor_among_many_that_are_sensitive_fails() -> None:
-    own, shaken = [piece(VALUES), piece(VALUES)], [piece(-VALUES), piece(VALUES)]
-    result = judge_pieces([piece(-VALUES), piece(VALUES * 2)], own, shaken, ROUNDING, values=1)
-    assert result.passed is False and result.error == pytest.approx(1, rel=0.5)
-
-
-def test_an_accuracy_after_training_that_nothing_can_be_told_of_is_no_fault() -> None:
-    """One of 256 pictures was taken for another one, and in the shaken run none was: a CNN's training failed."""
-    training, evaluation = ("step",), ("step", "evaluation")
-    right, other = (np.array(count / 256, np.float32) for count in (22, 23))
-
-    def pieces(weights: Any, accuracy: Any, first: Any = VALUES, last: Any = VALUES) -> list[Piece]:
-        of = [(accuracy, RETURNED, evaluation), (weights, ALIVE, training)]
-        of += [(first, READ, training), (last, READ, training), (accuracy, READ, evaluation)]
-        return [replace(piece(values, place), fed_by=fed_by) for values, place, fed_by in of]
-
-    own, shaken = pieces(VALUES, right), pieces(-VALUES, right, last=-VALUES)
-    result = judge_pieces(pieces(-VALUES, other, last=-VALUES), own, shaken, ROUNDING, values=1)
-    assert result.passed is None and result.reason.startswith("no verdict: 4 of 5 tensors may differ by rounding alone")
-    for chosen in (
-        pieces(VALUES, other),  # its weights agree, and so would their accuracy
-        pieces(-VALUES, other, first=VALUES * 2, last=-VALUES),  # and so would the first loss
-    ):
-        assert judge_pieces(chosen, own, shaken, ROUNDING, values=1).passed is False
-    still = pieces(VALUES, right)
-    assert judge_pieces(pieces(VALUES, other), own, still, ROUNDING, values=1).passed is False, "nothing is chaotic"
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_must_be_the_same(value: float) -> None:
-    masked = VALUES.copy()
-    masked[3, 4] = value
-    assert judge_first([piece(masked)], [piece(masked)], ROUNDING) is not None, "a mask of -inf is no fault"
-    assert judged(masked, VALUES, VALUES).passed is False
-    assert judged(VALUES, masked, masked).passed is False
-    assert judged(masked, VALUES, masked).passed is None, "rounding does it too"
-
-
-def test_zeros_must_stay_zeros() -> None:
-    zeros = np.zeros(4, np.float32)
-    assert judge_first([piece(zeros)], [piece(zeros)], ROUNDING) is not None
-    assert judged(np.ones(4, np.float32), zeros, zeros).passed is False
-
-
-def test_whole_numbers_prove_a_fault_only_where_nothing_is_rounded() -> None:
-    own, ours = np.arange(9), np.array([0, 1, 2, 3, 4, 5, 6, 7, 9])
-    assert judge_first([piece(own)], [piece(own)], ROUNDING) is not None
-    assert judged(ours, own, own, Rounding(0.0, 0.0, floats=False)).passed is False
-    token = judged(ours, own, own)
-    assert token.passed is None and "differs from that with tinygrad's own schedules in 0.11 of its val" in token.reason
 
 
 def test_layouts_and_bytes() -> None:

@@ -500,21 +500,6 @@ def test_a_script_runs_faster_by_what_was_found_of_its_kernels(
     assert before_s - expected.whole_s(changed=1) == pytest.approx(1.25 * min(saved_s, 50.0), rel=0.3)
 
 
-@pytest.mark.parametrize(("limit_s", "kept_s"), [(200.0, 60.0), (60.0, 20.0), (None, None)])
-def test_a_script_that_is_likely_to_differ_has_time_for_the_runs_that_tell_why(
-    limit_s: float | None, kept_s: float | None, opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a training loop of 20 steps the check had no verdict in two minutes, for want of them."""
-    find(opened.works[0])
-    begun = Clock(monkeypatch).now_s
-    measured = replace(expected.measured, at=begun, kernels_at=begun)
-    monkeypatch.setattr(Estimates, "whole_s", lambda expected, **more: 20.0)
-    monkeypatch.setattr(type(expected.runner), "doubts_s", 40.0)
-    budget = Budget(started=begun, limit_s=limit_s, measurements=None)
-    until = replace(expected, measured=measured, budget=budget).judge_until()
-    assert until == (None if kept_s is None or limit_s is None else begun + limit_s - kept_s)
-
-
 def test_judging_has_what_still_counts_as_in_time_where_no_check_follows(
     expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

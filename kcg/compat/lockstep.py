@@ -1,0 +1,390 @@
+"""Each step of a running program twice from the same memory: with tinygrad's own schedules, then with what was chosen.
+
+Two whole runs of a training loop drift apart by rounding alone, until nothing can be told of them. One step does not:
+both begin with the same values, and the program goes on with what the chosen schedules made of them. A step is what a
+`TinyJit` captured, or what tinygrad realises at once. The 1st, 2nd, 4th, 8th, ... of each is run so.
+
+Memory that a step writes is saved before and put back in between. What was not allocated before is filled with ones in
+every bit (NaN) both times, so that a value which a schedule leaves unwritten is seen. Importing this module imports no
+tinygrad, see `kcg.compat.capture`.
+
+Private: `jit.jit_lower`, `.CapturedJit`, `.compile_linear` and `._copy_input`, `schedule.memory_plan_rewrite`,
+`tensor.run_linear`, `realize.compile_linear`, `.run_linear`, `.get_call_outs_ins` and `.resolve_params`,
+`tensor.all_tensors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kcg.compat.capture import when_imported
+from kcg.compat.observing import STEP, Follower, Piece, buffers_of, fitting, name_of, piece_of, shake
+
+if TYPE_CHECKING:
+    from kcg.compat.tiny import Buffer, UOp
+
+QUEUES = "tinygrad put a step into hardware queues of its own (HCQ2=1), which cannot be run twice"
+FILES = "a step writes to a file"
+"""Why a step is not compared, beside what fails."""
+
+Pieces = tuple[Piece, ...]
+Run = Callable[[], object]
+OwnSchedules = Callable[[bool], AbstractContextManager[None]]
+"""A block in which this thread gets tinygrad's own schedules; with True kernels without Opts, which sum one term after
+the other."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a step wrote from the same values, the same memory in the same order."""
+
+    before: Pieces  # what was there when it began
+    own: Pieces
+    chosen: Pieces
+    plain: Pieces = ()  # with tinygrad's own kernels without Opts
+    changed: int = 0  # values of what it began with that were changed
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that ran with both. What the chosen schedules wrote has in `fed_by` those that it came out of, in this
+    step. It runs again only while it is judged."""
+
+    trial: Trial
+    fresh: tuple[bool, ...]  # whether the memory held nothing before
+    left_out: int  # of what it wrote, what is too large to be compared
+    again: Callable[[], Pieces]  # what the own ones write if they run once more from the same values
+    trials: Callable[[int | None, Sequence[int]], Trial]
+    """With all three, what it wrote at these places; from the same values, or from values each changed at random, by a
+    seed, by one rounding unit."""
+
+
+class Lockstep:
+    """Runs the steps of one program in this process so, and has each judged.
+
+    A step of a thread that begins while another one is compared is not compared.
+    """
+
+    def __init__(
+        self,
+        own_schedules: OwnSchedules,
+        changed: frozenset[str],
+        judge: Callable[[Step], None],
+        *,
+        most_bytes: int,
+    ) -> None:
+        """`changed` are the ids of what was chosen, of which an `Observer` tags the calls. Of what a step writes
+        `most_bytes` are compared, the small first."""
+        self.why_not = ""  # why some step was not compared
+        self._own_schedules, self._changed, self._judge = own_schedules, changed, judge
+        self._most_bytes = most_bytes
+        self._captured: weakref.WeakKeyDictionary[UOp, _Own] = weakref.WeakKeyDictionary()
+        self._replays: weakref.WeakKeyDictionary[UOp, int] = weakref.WeakKeyDictionary()
+        self._realised: Counter[tuple[bytes, ...]] = Counter()
+        self._now = threading.local()  # what this thread planned last
+        self._busy = threading.Lock()
+
+    def watch(self) -> contextlib.ExitStack:
+        """Begin, before the program does. What is returned must live as long as the program."""
+        stays = contextlib.ExitStack()
+        for module, hook in (("tinygrad.tensor", self._watch_realising), ("tinygrad.engine.jit", self._watch_jit)):
+            stays.enter_context(when_imported(module, hook))
+        return stays
+
+    def watch_planning(self) -> None:
+        """What was chosen stands in front of tinygrad's planner: this comes before it."""
+        from tinygrad import schedule
+
+        plan = schedule.memory_plan_rewrite
+
+        @functools.wraps(plan)
+        def planned(linear: UOp, held_bufs: set[UOp] | None = None) -> UOp:
+            chosen: UOp = plan(linear, held_bufs)
+            self._now.realising = None
+            structure = tuple(call.src[0].key for call in linear.src)
+            self._realised[structure] += 1
+            if _is_due(self._realised[structure]):
+                with self._trying(), self._own_schedules(False):
+                    self._now.realising = chosen, _Own(plan(linear, held_bufs), held_bufs or set(), self._own_schedules)
+            return chosen
+
+        schedule.memory_plan_rewrite = planned
+
+    # ---- hooks ----
+
+    def _watch_realising(self, tensor: Any) -> None:
+        run = tensor.run_linear
+
+        @functools.wraps(run)
+        def realised(linear: UOp, values: dict[str, int] | None = None, *rest: Any, **named: Any) -> Any:
+            realising, self._now.realising = getattr(self._now, "realising", None), None
+            going_on = partial(run, linear, values, *rest, **named)
+            if realising is None or realising[0] is not linear:
+                return going_on()
+            from tinygrad.engine.realize import compile_linear
+
+            chosen: UOp = compile_linear(linear)
+            if not self._changed_in(chosen):
+                return going_on()
+            return self._twice(realising[1], chosen, (), values, partial(_run, chosen, (), values), going_on)
+
+        tensor.run_linear = realised
+
+    def _watch_jit(self, jit: Any) -> None:
+        lower, compile_before, replay = jit.jit_lower, jit.compile_linear, jit.CapturedJit.__call__
+
+        @functools.wraps(compile_before)
+        def compiled(linear: UOp, *rest: Any, **named: Any) -> UOp:
+            self._now.planned = linear
+            after: UOp = compile_before(linear, *rest, **named)
+            return after
+
+        @functools.wraps(lower)
+        def lowered(linear: UOp, held_bufs: set[UOp], input_uops: list[UOp]) -> UOp:
+            chosen: UOp = lower(linear, held_bufs, input_uops)
+            with self._trying():
+                if self._changed_in(chosen):
+                    with self._own_schedules(False):
+                        graphed = lower(linear, held_bufs, input_uops)
+                    self._captured[chosen] = _Own(self._now.planned, held_bufs, self._own_schedules, graphed)
+            self._now.planned = None
+            return chosen
+
+        @functools.wraps(replay)
+        def replayed(captured: Any, inputs: list[UOp], values: dict[str, int]) -> Any:
+            chosen, own = captured._linear, self._captured.get(captured._linear)
+            going_on = partial(replay, captured, inputs, values)
+            if own is None:
+                return going_on()
+            self._replays[chosen] = count = self._replays.get(chosen, 0) + 1
+            if not _is_due(count):
+                return going_on()
+            given = tuple(jit._copy_input(u) if u in captured._written_uops else u for u in inputs)
+            return self._twice(own, chosen, given, values, partial(_run, captured.linear, given, values), going_on)
+
+        jit.jit_lower, jit.compile_linear, jit.CapturedJit.__call__ = lowered, compiled, replayed
+
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
+        """A block that may fail without harm: the program goes on with what was chosen, and this says why."""
+        try:
+            yield
+        except Exception as error:  # whatever tinygrad raises where there is no memory, for one
+            self.why_not = " ".join(str(error).split())[:300] or type(error).__name__
+
+    # ---- a step ----
+
+    def _changed_in(self, linear: UOp) -> frozenset[str]:
+        return self._changed.intersection(map(name_of, _calls(linear)))
+
+    def _twice(
+        self,
+        own: _Own,
+        chosen: UOp,
+        inputs: tuple[UOp, ...],
+        values: dict[str, int] | None,
+        run_chosen: Run,
+        going_on: Callable[[], Any],
+    ) -> Any:
+        """Run a step with tinygrad's own schedules, then from the same memory with the chosen ones, as the program
+        does by `going_on`, of which this gives what it returns. `run_chosen` is the same, unseen by others."""
+        if not self._busy.acquire(blocking=False):  # of another thread, in the same memory perhaps
+            return going_on()
+        try:
+            seen = None
+            with self._trying():
+                seen = _Seen(own, inputs, values, run_chosen, self._most_bytes)
+                seen.run_own()
+            returned = going_on()
+            if seen is None or not seen.own:
+                return returned
+            with self._trying():
+                follower = Follower()
+                for call in _calls(chosen):
+                    follower.follow(call, inputs)
+                fed_by = [tuple(sorted(self._changed & follower.memory.fed_by(one))) for one in seen.compared]
+                made = tuple(replace(one, fed_by=by) for one, by in zip(seen.pieces(), fed_by, strict=True))
+                trial = Trial(seen.before, seen.own, made)
+                self._judge(Step(trial, seen.fresh, seen.left_out, seen.again, seen.trial))
+            return returned
+        finally:
+            self._busy.release()
+
+
+class _Own:
+    """A step as tinygrad schedules it."""
+
+    def __init__(self, planned: UOp, held: set[UOp], own_schedules: OwnSchedules, compiled: UOp | None = None) -> None:
+        """`planned`, and `compiled` where it is; `held` is memory that is there beyond the step."""
+        from kcg.compat.tiny import Ops
+
+        arguments = {argument for call in planned.src for argument in call.src[1:]}
+        self.held = {n for one in arguments for n in one.toposort() if n.op is Ops.BUFFER and n in held}
+        self._planned, self._own_schedules = planned, own_schedules
+        self._compiled = {} if compiled is None else {False: compiled}
+
+    def linear(self, *, plain: bool = False) -> UOp:
+        """Compiled; `plain`: without Opts."""
+        from tinygrad.engine.realize import compile_linear
+
+        if plain not in self._compiled:
+            with self._own_schedules(plain):
+                self._compiled[plain] = compile_linear(self._planned)
+        return self._compiled[plain]
+
+
+class _Seen:
+    """What a step wrote with tinygrad's own schedules, and what was there before."""
+
+    def __init__(
+        self,
+        own: _Own,
+        inputs: tuple[UOp, ...],
+        values: dict[str, int] | None,
+        run_chosen: Run,
+        most_bytes: int,
+    ) -> None:
+        self._written, read = _memory_of(own, inputs)
+        self._own, self._inputs, self._values, self._run_chosen = own, inputs, values, run_chosen
+        kept = fitting([one.nbytes for one in self._written], most_bytes)
+        self.compared = [one for at, one in enumerate(self._written) if at in kept]
+        self.fresh = tuple(not one.is_allocated() for one in self.compared)
+        self.left_out = len(self._written) - len(kept)
+        self._there = [*(one for one in self._written if one.is_allocated()), *read]
+        self._shapes = _shapes()
+        self._saved = _Saved(self._written)
+        self._saved.put_back()
+        self.before: Pieces = self.pieces()
+        self.own: Pieces = ()
+
+    def pieces(self, places: Sequence[int] | None = None) -> Pieces:
+        """What is there now, at these places of what is compared."""
+        some = self.compared if places is None else [self.compared[at] for at in places]
+        return tuple(piece_of(STEP, one, self._shapes.get(id(one), ())) for one in some)
+
+    def _run_own(self, *, plain: bool = False) -> None:
+        _run(self._own.linear(plain=plain), self._inputs, self._values)
+
+    def run_own(self) -> None:
+        """Run it with tinygrad's own schedules; all is there again after it."""
+        try:
+            self._run_own()
+            self.own = self.pieces()
+        finally:
+            self._saved.put_back()
+
+    def again(self) -> Pieces:
+        """See `Step.again`."""
+        with self._from_before():
+            self._run_own()
+            return self.pieces()
+
+    def trial(self, seed: int | None, places: Sequence[int]) -> Trial:
+        """See `Step.trials`."""
+        with self._from_before():
+            changed = 0 if seed is None else sum(shake(one, seed=seed + at) for at, one in enumerate(self._there))
+            begun, before, found = _Saved([*self._written, *self._there]), self.pieces(places), []
+            for run in (self._run_own, self._run_chosen, partial(self._run_own, plain=True)):
+                begun.put_back()
+                run()
+                found.append(self.pieces(places))
+            own, chosen, plain = found
+            return Trial(before, own, chosen, plain, changed)
+
+    @contextlib.contextmanager
+    def _from_before(self) -> Iterator[None]:
+        """A block that begins with what was there before the step, and leaves what is there now."""
+        after = _Saved([*self._written, *self._there])
+        try:
+            self._saved.put_back()
+            yield
+        finally:
+            after.put_back()
+
+
+class _Saved:
+    """What buffers hold, to be put back; ones in every bit where they hold nothing yet."""
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        unique = {id(one): one for one in buffers}.values()
+        self._copies = [(one, _copy(one) if one.is_allocated() else None) for one in unique]
+
+    def put_back(self) -> None:
+        """Make them hold that again."""
+        for one, copy in self._copies:
+            if copy is None:
+                ones = memoryview(bytearray(b"\xff" * one.nbytes))
+                copy = type(one)("PYTHON", one.size, one.dtype, opaque=ones)
+            one.ensure_allocated().copy_from(copy)
+
+
+def _copy(buffer: Buffer) -> Buffer:
+    return type(buffer)(buffer.device, buffer.size, buffer.dtype).allocate().copy_from(buffer.ensure_allocated())
+
+
+def _run(linear: UOp, inputs: tuple[UOp, ...], values: dict[str, int] | None) -> None:
+    """Run what is compiled, unseen by others that watch the program."""
+    from tinygrad.engine.realize import run_linear
+
+    run_linear(linear, values, input_uops=inputs, jit=True, update_stats=False)
+
+
+def _is_due(count: int) -> bool:
+    """Whether a step is compared at its `count`-th execution: the powers of two."""
+    return count & (count - 1) == 0
+
+
+def _calls(linear: UOp) -> Iterator[UOp]:
+    """The calls of a linear, with those in its graphs."""
+    from kcg.compat.tiny import Ops
+
+    for call in linear.src:
+        body = call.src[0]
+        if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
+            yield from body.src[0].src
+        elif body.op is Ops.CUSTOM_FUNCTION and body.arg == "hcq":
+            raise NotImplementedError(QUEUES)
+        else:
+            yield call
+
+
+def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buffer]]:
+    """The buffers beyond a step that it writes, and those that it reads only, all once."""
+    from tinygrad.engine.realize import get_call_outs_ins, resolve_params
+
+    from kcg.compat.tiny import Ops
+
+    given = {node for one in inputs for node in one.toposort() if node.op is Ops.BUFFER}
+    written: dict[int, Buffer] = {}
+    read: dict[int, Buffer] = {}
+    for call in _calls(own.linear()):
+        arguments = resolve_params(call, tuple(inputs))
+        for found, places in zip((written, read), get_call_outs_ins(call), strict=True):
+            nodes = {node for place in places for node in arguments[place].toposort() if node.op is Ops.BUFFER}
+            for node in nodes:
+                if node in own.held or node in given:
+                    found.update({id(one.base): one.base for one in buffers_of(node.buffer)})
+    if any(one.device.startswith(("DISK", "TINYFS")) for one in written.values()):
+        raise NotImplementedError(FILES)
+    return list(written.values()), [one for key, one in read.items() if key not in written]
+
+
+def _shapes() -> dict[int, tuple[Any, ...]]:
+    """How the tensors that are alive see the memory that is theirs alone."""
+    from tinygrad.tensor import all_tensors
+
+    found = dict[int, tuple[Any, ...]]()
+    for reference in list(all_tensors):
+        tensor = reference()
+        if tensor is not None and (realized := tensor.uop.base.realized) is not None:
+            found.update({id(one.base): tensor.shape for one in buffers_of(realized)})
+    return found

@@ -1,0 +1,214 @@
+"""What the steps of a script came to that ran with tinygrad's own schedules and with the chosen ones, each from the
+same values (`kcg.compat.lockstep`).
+
+A whole run of a training loop tells nothing once rounding has grown; one step does. Of memory that was there before,
+what is compared is by how much a step changed it: a gradient that is wrong changes a weight by little. The error of a
+piece is that of a whole script (`kcg.judge.whole`), and so is what one kernel may do, where one rounding unit of a
+change is that of the values it is the difference of.
+
+Where a piece is further off the step runs again: once more from the same values, which tinygrad's own schedules must
+repeat, and in `TRIALS`, from the same values and from values changed at random by one rounding unit. In each it runs
+with tinygrad's own schedules, with the chosen ones, and with tinygrad's kernels without Opts, which sum one term after
+the other. D is the largest of how far these are from the own ones, and of how far the change of values moves those: so
+much is what another order of sums does, and 3 · D is tolerated. (Kernels that would take long so keep their Opts, and
+what their sums may do multiplies D, as for a whole script.) A piece is wrong where it is off by more in each trial.
+Where it is only in one, a comparison is why, as the mask of a ReLU, which rounding turns for one element; in several,
+nothing is known, nor where D is so large that more than `MAX_TOLERANCE` is tolerated, nor where there are zeros that
+were there before.
+
+Every kernel and region that was chosen must have come, in some step, into a piece that does tell. But what is noise
+(rounding moves it by `NOISE` of its size), such as the gradient of a bias before a normalisation, tells of no schedule:
+where most pieces of a step tell, what comes into no other piece may be off by as much as rounding is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kcg.cli import counted
+from kcg.compat.observing import Piece
+from kcg.judge.whole import (
+    FACTOR,
+    Judged,
+    Rounding,
+    equal,
+    error_between,
+    judged,
+    says_something,
+    tolerance_of,
+    unclear,
+)
+from kcg.types import ModelCheck, Result
+
+if TYPE_CHECKING:
+    from kcg.compat.lockstep import Pieces, Step, Trial
+
+TRIALS = 4
+PLAIN_S = 3.0  # a step takes so long at most with kernels without Opts,
+SLOWER = {"CPU": 10.0}  # which are about so many times slower than as tinygrad schedules them,
+SLOWER_ON_GPU = 300.0
+NOISE = 0.1
+MOST = 3 / 4  # of the pieces of a step that tell, at least, where noise says nothing
+
+
+def without_opts(result: Result) -> frozenset[str]:
+    """The ids of the kernels that run without Opts in a trial: those that take least, as long as a step does not take
+    more than `PLAIN_S`."""
+    slower = SLOWER.get(result.target.device, SLOWER_ON_GPU)
+    taken = {
+        row.region.id: row.calls / max(result.steps, 1) * row.baseline.warm_s * slower
+        for row in result.regions
+        if len(row.region.kernels) == 1 and math.isfinite(row.baseline.warm_s)
+    }
+    found, left_s = set[str](), PLAIN_S
+    for kernel, seconds in sorted(taken.items(), key=lambda item: item[1]):
+        if (left_s := left_s - seconds) < 0:
+            break
+        found.add(kernel)
+    return frozenset(found)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a piece of a step came to."""
+
+    judged: Judged  # in the trial in which it was off the most but one
+    fed_by: tuple[str, ...]
+    off: int = 0  # trials in which it was off by more than is tolerated
+    trials: int = 1
+    moved: float = 0.0  # by rounding: D
+    values: int = 0  # that were changed to see it
+    is_fresh: bool = False  # nothing was there before
+
+    @property
+    def is_right(self) -> bool:
+        tells = says_something([self.judged.piece]) or self.is_fresh
+        return tells and self.off <= self.trials // 4 and not self.judged.is_too_sensitive
+
+    @property
+    def is_noise(self) -> bool:
+        return self.off <= self.trials // 4 and self.moved >= NOISE
+
+    def is_wrong(self, rounding: Rounding) -> bool:
+        return self.off == self.trials and not self.judged.is_open(rounding, self.values)
+
+
+class Steps:
+    """Judges steps one after the other."""
+
+    def __init__(self, rounding: Rounding, *, seed: int, others: float = 0.0) -> None:
+        """`others` is the rounding of the sums of kernels that keep their Opts in each trial."""
+        self._rounding, self._others, self._seed = rounding, others, seed
+        self._count, self._left_out = 0, 0
+        self._right, self._noise = set[str](), set[str]()  # what was chosen that came into such pieces
+        self._worst: _Outcome | None = None
+        self._wrong: _Outcome | None = None
+        self._open: _Outcome | None = None  # the first that tells nothing
+        self._is_unsteady = False
+
+    def judge(self, step: Step) -> None:
+        """Compare a step."""
+        self._count += 1
+        self._left_out = max(self._left_out, step.left_out)
+        outcomes = self._first(step)
+        if any(one.off for one in outcomes):
+            if not equal(step.again(), step.trial.own):
+                self._is_unsteady = True
+                return
+            outcomes = self._with_trials(step, outcomes)
+        for one in outcomes:
+            if one.is_wrong(self._rounding):
+                self._wrong = max((self._wrong or one, one), key=lambda one: one.judged.ratio)
+            elif one.is_right:
+                self._right.update(one.fed_by)
+                self._worst = max((self._worst or one, one), key=lambda one: one.judged.ratio)
+            else:
+                self._open = self._open or one
+        if sum(one.is_right for one in outcomes) >= MOST * len(outcomes):
+            others = {name for one in outcomes if not one.is_right and not one.is_noise for name in one.fed_by}
+            self._noise.update({name for one in outcomes if one.is_noise for name in one.fed_by} - others)
+
+    def _first(self, step: Step) -> list[_Outcome]:
+        trial, found = step.trial, []
+        pairs = zip(_changes(trial, trial.own), _changes(trial, trial.chosen), strict=True)
+        for (own, chosen), piece, is_fresh in zip(pairs, trial.chosen, step.fresh, strict=True):
+            one = judged(chosen, own, 0.0, own.eps, self._rounding)
+            found.append(_Outcome(one, piece.fed_by, int(one.ratio > 1), is_fresh=is_fresh))
+        return found
+
+    def _with_trials(self, step: Step, outcomes: Sequence[_Outcome]) -> list[_Outcome]:
+        """The same, of what is off in more trials; what is not off is left as it is."""
+        places = [at for at, one in enumerate(outcomes) if one.off]
+        seeds = [None, *(self._seed + 1_000_000 * number for number in range(1, TRIALS))]
+        trials = [step.trials(seed, places) for seed in seeds]
+        values, found = min(trial.changed for trial in trials[1:]), [*outcomes]
+        ways = (
+            [_changes(trial, getattr(trial, which), of=trials[0]) for trial in trials]
+            for which in ("own", "chosen", "plain")
+        )
+        own, chosen, plain = (zip(*way, strict=True) for way in ways)
+        for at, owns, others, plains in zip(places, own, chosen, plain, strict=True):
+            moved = max(
+                *(error_between(one, own) for one, own in zip(plains, owns, strict=True)),
+                *(error_between(one, owns[0]) for one in owns[1:]),
+            )
+            pairs = zip(owns, others, strict=True)
+            each = sorted((self._tolerated(*pair, moved) for pair in pairs), key=lambda trial: trial.ratio)
+            off = sum(trial.ratio > 1 for trial in each)
+            found[at] = replace(outcomes[at], judged=each[-2], off=off, trials=TRIALS, moved=moved, values=values)
+        return found
+
+    def _tolerated(self, own: Piece, chosen: Piece, moved: float) -> Judged:
+        eps = max(own.eps, self._rounding.stored) if own.eps else 0.0
+        first = judged(chosen, own, 0.0, own.eps, self._rounding)
+        tolerance = tolerance_of(moved, eps, self._others) if eps else FACTOR * moved
+        return replace(first, tolerance=max(first.tolerance, tolerance))
+
+    def check(self, changed: Collection[str], *, why_not: str) -> ModelCheck:
+        """The verdict, where these kernels and regions ran with what was chosen; `why_not` some step was compared."""
+        if (wrong := self._wrong) is not None:
+            one = wrong.judged
+            return ModelCheck(False, one.words(wrong.values), one.error, one.tolerance, compared=self._compared)
+        if why_not:
+            return unclear(f"a step could not be compared: {why_not}")
+        if self._is_unsteady:
+            return unclear("tinygrad's own schedules make something else of the same values each time")
+        if missing := {*changed} - self._right - self._noise:
+            reason = f"no step tells what {len(missing)} of {counted(len({*changed}), 'changed kernel')} make"
+            if (opened := self._open) is None:
+                return unclear(reason)
+            check = unclear(f"{reason}: {opened.judged.words(opened.values)}")
+            return replace(check, error=opened.judged.error, tolerance=opened.judged.tolerance)
+        if self._worst is None:
+            return unclear("no step of it tells anything")
+        one = self._worst.judged
+        return ModelCheck(True, "", one.error, one.tolerance, compared=self._compared)
+
+    @property
+    def _compared(self) -> str:
+        left_out = f"; {counted(self._left_out, 'tensor')} of a step left out for their size" if self._left_out else ""
+        return f"{counted(self._count, 'step')}, each from the same values with both{left_out}"
+
+
+def _changes(trial: Trial, after: Pieces, *, of: Trial | None = None) -> Iterator[Piece]:
+    """By how much values changed, one piece after the other. Where tinygrad's own schedules changed none in the trial
+    that it is one `of`, or nothing was there, what they are."""
+    of = of or trial
+    for pieces in zip(trial.before, after, of.before, of.own, strict=True):
+        yield _change(*pieces) if pieces[1].eps else pieces[1]
+
+
+def _change(before: Piece, after: Piece, own_before: Piece, own: Piece) -> Piece:
+    import numpy as np
+
+    exact = np.result_type(own.values.dtype, np.float32)
+    then, now, was, made = (np.asarray(piece.values, exact) for piece in (before, after, own_before, own))
+    finite = np.isfinite(was) & np.isfinite(made) & np.isfinite(then)
+    size = float(np.linalg.norm((made - was)[finite].astype(np.float64)))
+    if not size:
+        return after
+    eps = own.eps * max(1.0, float(np.linalg.norm(made[finite].astype(np.float64))) / size)
+    return replace(after, values=np.where(finite, now - then, now), eps=eps)
