@@ -20,7 +20,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,7 +50,7 @@ class Trial:
     before: Pieces  # what was there when it began
     own: Pieces
     chosen: Pieces
-    plain: Pieces = ()  # with tinygrad's own kernels without Opts
+    plain: Pieces = ()  # with tinygrad's own kernels without Opts, if it ran so
     changed: int = 0  # values of what it began with that were changed
 
 
@@ -59,13 +59,14 @@ class Step:
     """One step that ran with both. What the chosen schedules wrote has in `fed_by` those that it came out of, in this
     step. It runs again only while it is judged."""
 
+    name: Hashable  # the same at each of its executions
     trial: Trial
     fresh: tuple[bool, ...]  # whether the memory held nothing before
     left_out: int  # of what it wrote, what is too large to be compared
     again: Callable[[], Pieces]  # what the own ones write if they run once more from the same values
-    trials: Callable[[int | None, Sequence[int]], Trial]
-    """With all three, what it wrote at these places; from the same values, or from values each changed at random, by a
-    seed, by one rounding unit."""
+    trials: Callable[[int | None, Sequence[int], bool], Trial]
+    """What it wrote at these places, from the same values, or from values each changed at random, by a seed, by one
+    rounding unit; with True also without Opts."""
 
 
 class Lockstep:
@@ -114,7 +115,8 @@ class Lockstep:
             self._realised[structure] += 1
             if _is_due(self._realised[structure]):
                 with self._trying(), self._own_schedules(False):
-                    self._now.realising = chosen, _Own(plan(linear, held_bufs), held_bufs or set(), self._own_schedules)
+                    own = _Own(plan(linear, held_bufs), held_bufs or set(), self._own_schedules)
+                    self._now.realising = chosen, own, structure
             return chosen
 
         schedule.memory_plan_rewrite = planned
@@ -135,7 +137,8 @@ class Lockstep:
             chosen: UOp = compile_linear(linear)
             if not self._changed_in(chosen):
                 return going_on()
-            return self._twice(realising[1], chosen, (), values, partial(_run, chosen, (), values), going_on)
+            run_chosen = partial(_run, chosen, (), values)
+            return self._twice(realising[2], realising[1], chosen, (), values, run_chosen, going_on)
 
         tensor.run_linear = realised
 
@@ -169,7 +172,8 @@ class Lockstep:
             if not _is_due(count):
                 return going_on()
             given = tuple(jit._copy_input(u) if u in captured._written_uops else u for u in inputs)
-            return self._twice(own, chosen, given, values, partial(_run, captured.linear, given, values), going_on)
+            run_chosen = partial(_run, captured.linear, given, values)
+            return self._twice(chosen.key, own, chosen, given, values, run_chosen, going_on)
 
         jit.jit_lower, jit.compile_linear, jit.CapturedJit.__call__ = lowered, compiled, replayed
 
@@ -188,6 +192,7 @@ class Lockstep:
 
     def _twice(
         self,
+        name: Hashable,
         own: _Own,
         chosen: UOp,
         inputs: tuple[UOp, ...],
@@ -214,7 +219,7 @@ class Lockstep:
                 fed_by = [tuple(sorted(self._changed & follower.memory.fed_by(one))) for one in seen.compared]
                 made = tuple(replace(one, fed_by=by) for one, by in zip(seen.pieces(), fed_by, strict=True))
                 trial = Trial(seen.before, seen.own, made)
-                self._judge(Step(trial, seen.fresh, seen.left_out, seen.again, seen.trial))
+                self._judge(Step(name, trial, seen.fresh, seen.left_out, seen.again, seen.trial))
             return returned
         finally:
             self._busy.release()
@@ -288,17 +293,19 @@ class _Seen:
             self._run_own()
             return self.pieces()
 
-    def trial(self, seed: int | None, places: Sequence[int]) -> Trial:
+    def trial(self, seed: int | None, places: Sequence[int], plain: bool) -> Trial:
         """See `Step.trials`."""
         with self._from_before():
             changed = 0 if seed is None else sum(shake(one, seed=seed + at) for at, one in enumerate(self._there))
-            begun, before, found = _Saved([*self._written, *self._there]), self.pieces(places), []
-            for run in (self._run_own, self._run_chosen, partial(self._run_own, plain=True)):
+            begun, before = _Saved([*self._written, *self._there]), self.pieces(places)
+
+            def after(run: Run) -> Pieces:
                 begun.put_back()
                 run()
-                found.append(self.pieces(places))
-            own, chosen, plain = found
-            return Trial(before, own, chosen, plain, changed)
+                return self.pieces(places)
+
+            own, chosen = after(self._run_own), after(self._run_chosen)
+            return Trial(before, own, chosen, after(partial(self._run_own, plain=True)) if plain else (), changed)
 
     @contextlib.contextmanager
     def _from_before(self) -> Iterator[None]:

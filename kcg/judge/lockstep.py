@@ -8,13 +8,13 @@ change is that of the values it is the difference of.
 
 Where a piece is further off the step runs again: once more from the same values, which tinygrad's own schedules must
 repeat, and in `TRIALS`, from the same values and from values changed at random by one rounding unit. In each it runs
-with tinygrad's own schedules, with the chosen ones, and with tinygrad's kernels without Opts, which sum one term after
-the other. D is the largest of how far these are from the own ones, and of how far the change of values moves those: so
-much is what another order of sums does, and 3 · D is tolerated. (Kernels that would take long so keep their Opts, and
-what their sums may do multiplies D, as for a whole script.) A piece is wrong where it is off by more in each trial.
-Where it is only in one, a comparison is why, as the mask of a ReLU, which rounding turns for one element; in several,
-nothing is known, nor where D is so large that more than `MAX_TOLERANCE` is tolerated, nor where there are zeros that
-were there before.
+with tinygrad's own schedules and with the chosen ones, in the first ones with tinygrad's kernels without Opts too,
+which sum one term after the other. D is the largest of how far these are from the own ones, and of how far the change
+of values moves those: so much is what another order of sums does, and 3 · D is tolerated, at later executions too.
+(Kernels that would take long so keep their Opts, and what their sums may do multiplies D, as for a whole script.) A
+piece is wrong where it is off by more in each trial. Where it is only in one, a comparison is why, as the mask of a
+ReLU, which rounding turns for one element; in several, nothing is known, nor where D is so large that more than
+`MAX_TOLERANCE` is tolerated, nor where there are zeros that were there before.
 
 Every kernel and region that was chosen must have come, in some step, into a piece that does tell. But what is noise
 (rounding moves it by `NOISE` of its size), such as the gradient of a bias before a normalisation, tells of no schedule:
@@ -24,7 +24,7 @@ where most pieces of a step tell, what comes into no other piece may be off by a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -47,17 +47,22 @@ if TYPE_CHECKING:
     from kcg.compat.lockstep import Pieces, Step, Trial
 
 TRIALS = 4
+PLAIN_TRIALS = 2
 PLAIN_S = 3.0  # a step takes so long at most with kernels without Opts,
-SLOWER = {"CPU": 10.0}  # which are about so many times slower than as tinygrad schedules them,
-SLOWER_ON_GPU = 300.0
+SLOWER, SLOWER_ON_GPU = 10.0, 300.0  # which are about so many times slower than as tinygrad schedules them
 NOISE = 0.1
 MOST = 3 / 4  # of the pieces of a step that tell, at least, where noise says nothing
+
+
+def slower_without_opts(device: str) -> float:
+    """How many times longer than as tinygrad schedules it a kernel without Opts takes on a device, about."""
+    return SLOWER if device.split(":")[0] == "CPU" else SLOWER_ON_GPU
 
 
 def without_opts(result: Result) -> frozenset[str]:
     """The ids of the kernels that run without Opts in a trial: those that take least, as long as a step does not take
     more than `PLAIN_S`."""
-    slower = SLOWER.get(result.target.device, SLOWER_ON_GPU)
+    slower = slower_without_opts(result.target.device)
     taken = {
         row.region.id: row.calls / max(result.steps, 1) * row.baseline.warm_s * slower
         for row in result.regions
@@ -76,6 +81,8 @@ class _Outcome:
     """What a piece of a step came to."""
 
     judged: Judged  # in the trial in which it was off the most but one
+    own: Piece
+    chosen: Piece
     fed_by: tuple[str, ...]
     off: int = 0  # trials in which it was off by more than is tolerated
     trials: int = 1
@@ -108,12 +115,13 @@ class Steps:
         self._wrong: _Outcome | None = None
         self._open: _Outcome | None = None  # the first that tells nothing
         self._is_unsteady = False
+        self._moved: dict[tuple[Hashable, int], float] = {}  # D of a piece of a step
 
     def judge(self, step: Step) -> None:
         """Compare a step."""
         self._count += 1
         self._left_out = max(self._left_out, step.left_out)
-        outcomes = self._first(step)
+        outcomes = [self._as_known(step, at, one) for at, one in enumerate(self._first(step))]
         if any(one.off for one in outcomes):
             if not equal(step.again(), step.trial.own):
                 self._is_unsteady = True
@@ -136,23 +144,28 @@ class Steps:
         pairs = zip(_changes(trial, trial.own), _changes(trial, trial.chosen), strict=True)
         for (own, chosen), piece, is_fresh in zip(pairs, trial.chosen, step.fresh, strict=True):
             one = judged(chosen, own, 0.0, own.eps, self._rounding)
-            found.append(_Outcome(one, piece.fed_by, int(one.ratio > 1), is_fresh=is_fresh))
+            found.append(_Outcome(one, own, chosen, piece.fed_by, int(one.ratio > 1), is_fresh=is_fresh))
         return found
+
+    def _as_known(self, step: Step, at: int, one: _Outcome) -> _Outcome:
+        """The same, or what it comes to where it is known what rounding does."""
+        if not one.off or (moved := self._moved.get((step.name, at))) is None:
+            return one
+        again = self._tolerated(one.own, one.chosen, moved)
+        return one if again.ratio > 1 or again.is_too_sensitive else replace(one, judged=again, off=0, moved=moved)
 
     def _with_trials(self, step: Step, outcomes: Sequence[_Outcome]) -> list[_Outcome]:
         """The same, of what is off in more trials; what is not off is left as it is."""
         places = [at for at, one in enumerate(outcomes) if one.off]
         seeds = [None, *(self._seed + 1_000_000 * number for number in range(1, TRIALS))]
-        trials = [step.trials(seed, places) for seed in seeds]
+        trials = [step.trials(seed, places, number < PLAIN_TRIALS) for number, seed in enumerate(seeds)]
         values, found = min(trial.changed for trial in trials[1:]), [*outcomes]
-        ways = (
-            [_changes(trial, getattr(trial, which), of=trials[0]) for trial in trials]
-            for which in ("own", "chosen", "plain")
-        )
-        own, chosen, plain = (zip(*way, strict=True) for way in ways)
+        own = zip(*(_changes(trial, trial.own, of=trials[0]) for trial in trials), strict=True)
+        chosen = zip(*(_changes(trial, trial.chosen, of=trials[0]) for trial in trials), strict=True)
+        plain = zip(*(_changes(trial, trial.plain, of=trials[0]) for trial in trials[:PLAIN_TRIALS]), strict=True)
         for at, owns, others, plains in zip(places, own, chosen, plain, strict=True):
-            moved = max(
-                *(error_between(one, own) for one, own in zip(plains, owns, strict=True)),
+            self._moved[step.name, at] = moved = max(
+                *(error_between(one, own) for one, own in zip(plains, owns, strict=False)),
                 *(error_between(one, owns[0]) for one in owns[1:]),
             )
             pairs = zip(owns, others, strict=True)

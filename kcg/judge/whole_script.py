@@ -25,11 +25,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kcg.compat.observing import READ
 from kcg.compat.replays import Replayed
 from kcg.handover.choices import changed_by
+from kcg.judge.lockstep import PLAIN_S, PLAIN_TRIALS, TRIALS, slower_without_opts
 from kcg.judge.script_run import MAX_BYTES, Ran, read_answer
 from kcg.judge.whole import (
     TIMEOUT_S,
@@ -87,6 +90,7 @@ class Script(Runner):
     recorded_s: float = 0.0  # what recording its kernels took
     recorded: Path | None = None  # where that kept what the script left
     spared_s: float = 0.0  # of it, what lowering took that no run does again
+    steps: int = 0  # how often it replayed its steps while it was recorded
     dev: str = ""  # where it was recorded, such as `CPU:X86`
     programs: Callable[[], Mapping[str, Compiled]] = dict
     """tinygrad's own programs of kernels, as its recording lowered them, by kernel."""
@@ -134,7 +138,26 @@ class Script(Runner):
         own_s = (cost.rounds - self.is_recorded) * self.run_s
         saved_s = cost.saved_s * min(1.0, self.run_s / cost.step_s) if cost.step_s else 0.0
         chosen_s = max(self.run_s - saved_s, LEAST * self.run_s)
-        return MORE * (own_s + cost.rounds * cost.plans * (chosen_s + compiling_s))
+        each_s = chosen_s + compiling_s + (self._lockstep_s(cost) if self.steps else 0.0)
+        return MORE * (own_s + cost.rounds * cost.plans * each_s)
+
+    def _lockstep_s(self, cost: Cost) -> float:
+        """What comparing its steps takes, with the trials that are due where it is likely to differ."""
+        step_s = min(cost.step_s, self.run_s) / self.steps
+        times = self.steps.bit_length()
+        if not self.feeds_back:
+            return times * step_s
+        plain_s = min(PLAIN_S, slower_without_opts(self.dev) * step_s)
+        return (times + 1 + 2 * TRIALS) * step_s + PLAIN_TRIALS * plain_s
+
+    @cached_property
+    def feeds_back(self) -> bool:
+        """Whether what it read later came out of more kernels than what it read first, of as many floats, as the losses
+        of a training loop: what rounds grows from step to step then."""
+        if (kept := self.kept(self.dev)) is None:
+            return False
+        reads = [one for one in kept.found if one.place == READ and one.piece is not None and one.piece.eps]
+        return any(one.nbytes == reads[0].nbytes and {*reads[0].fed_by} < {*one.fed_by} for one in reads[1:])
 
     @property
     def run_s(self) -> float:

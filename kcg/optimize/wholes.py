@@ -51,6 +51,7 @@ def runner_of(
             recorded_s=captured.recorded_s,
             recorded=captured.recorded,
             spared_s=service.spared_s(work.call.region for work in works),
+            steps=workload.steps,
             programs=lambda: {kernel: one.as_tinygrad for kernel, one in service.lowered.items()},
             check_device=service.check_device,
             dev=device.choice.dev,

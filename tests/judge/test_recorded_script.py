@@ -17,6 +17,7 @@ from kcg import check
 from kcg.compat.observing import ALIVE, READ, Left, Piece
 from kcg.errors import ExitCode
 from kcg.judge import whole_script
+from kcg.judge.lockstep import PLAIN_S, PLAIN_TRIALS, TRIALS
 from kcg.judge.whole import Cost
 from kcg.judge.whole_script import Script
 from kcg.optimize.region_plans import _fastest
@@ -48,7 +49,33 @@ def read_by_it(values: Any, *fed_by: str) -> Left:
     return Left(READ, values.nbytes, fed_by, Piece(READ, values.dtype.name, eps, values, fed_by))
 
 
-LOSS = np.float32(0.5)
+LOSS, TOKEN = np.float32(0.5), np.int32(7)
+
+
+@pytest.mark.parametrize(
+    ("reads", "feeds_back"),
+    [
+        ([read_by_it(LOSS, "forward"), read_by_it(LOSS, "forward", "backward", "optimiser")], True),
+        ([read_by_it(LOSS, "forward"), read_by_it(LOSS, "forward")], False),
+        ([read_by_it(LOSS, "forward"), read_by_it(np.ones(9, np.float32), "forward", "last")], False),
+        ([read_by_it(TOKEN, "prompt"), read_by_it(TOKEN, "prompt", "token")], False),
+        ([read_by_it(LOSS, "one"), read_by_it(LOSS, "another")], False),
+        ([], False),
+    ],
+)
+def test_a_training_loop_feeds_back_what_it_computes(reads: list[Left], feeds_back: bool, tmp_path: Path) -> None:
+    """It is likely to differ from its recording by rounding, which takes trials of a step."""
+    program = Program(Form.SCRIPT, "train.py", ())
+    alive = Left(ALIVE, 4, ("forward",), Piece(ALIVE, "float", 1e-7, np.ones(1, np.float32), ("forward",)))
+    left.keep(tmp_path, [alive, *reads], of=left.identity(program.command, seed=SEED, dev=DEV))
+    script = Script(program, seed=SEED, recorded=tmp_path, recorded_s=12.0, spared_s=2.0, dev=DEV, steps=20)
+    assert script.feeds_back is feeds_back
+    assert not replace(script, dev="ANOTHER").feeds_back and not replace(script, recorded=None).feeds_back
+    cost = Cost(changed=1, step_s=8.0)
+    lockstep_s = script.expected_s(cost) - replace(script, steps=0).expected_s(cost)
+    times = 5 + (1 + 2 * TRIALS if feeds_back else 0)  # of 20 steps five are compared
+    plain_s = PLAIN_TRIALS * PLAIN_S if feeds_back else 0.0
+    assert lockstep_s == pytest.approx(whole_script.MORE * (times * 0.4 + plain_s))
 
 
 def test_a_loop_of_thousands_of_losses_is_read_with_few_files_open(tmp_path: Path) -> None:

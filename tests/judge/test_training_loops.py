@@ -55,16 +55,17 @@ class Loop:
                 first = self.trial(None)
                 of_gradient = replace(first.chosen[0], fed_by=(GRADIENT,))
                 first = replace(first, chosen=(of_gradient, *first.chosen[1:]))
-                steps.judge(Step(first, (False, False, True), 0, lambda: self.trial(None).own, self.trial))
+                steps.judge(Step("step", first, (False, False, True), 0, lambda: self.trial(None).own, self.trial))
             self.values = (self.values[0], *self.step(self.values, self.gradient)[0])
         return steps.check([GRADIENT], why_not="").passed
 
-    def trial(self, seed: int | None, places: Sequence[int] = range(3)) -> Trial:
+    def trial(self, seed: int | None, places: Sequence[int] = range(3), plain: bool = True) -> Trial:
         """The next step with all three."""
         begun = self.values if seed is None else tuple(map(shaken, self.values, range(seed, seed + 3)))
         ways = (lambda g: g, self.gradient, None)
         made = [pieces(begun[1:], FLOAT(np.nan)), *(pieces(*self.step(begun, way)) for way in ways)]
-        return Trial(*(tuple(one[at] for at in places) for one in made), changed=0 if seed is None else 64)
+        some = [tuple(one[at] for at in places) for one in made]
+        return Trial(*(some if plain else some[:-1]), changed=0 if seed is None else 64)
 
     def step(self, values: tuple[np.ndarray, ...], way: Gradient | None) -> tuple[tuple[np.ndarray, ...], np.floating]:
         """The weights after it, and its loss; without a way all sums are made one term after the other."""
@@ -156,15 +157,16 @@ def verdict(
     first = Trial((piece(was), *right), (piece(own), *right), (piece(chosen, "kernel"), *right))
     more = list(others) or [(own, chosen)] * 3
 
-    def trials(seed: int | None, places: Sequence[int]) -> Trial:
+    def trials(seed: int | None, places: Sequence[int], with_plain: bool) -> Trial:
         assert list(places) == [0], "what is off"
         at_own, at_chosen = (own, chosen) if seed is None else more[seed // 1_000_000 % len(more)]
         at_plain = at_own if plain is None else plain
-        return Trial((piece(was),), (piece(at_own),), (piece(at_chosen),), (piece(at_plain),), values)
+        plains = (piece(at_plain),) if with_plain else ()
+        return Trial((piece(was),), (piece(at_own),), (piece(at_chosen),), plains, values)
 
     steps = Steps(rounding, seed=0)
     repeated = (piece(own if again is None else again), *right)
-    steps.judge(Step(first, (before is None,) * (1 + others_right), 0, lambda: repeated, trials))
+    steps.judge(Step("step", first, (before is None,) * (1 + others_right), 0, lambda: repeated, trials))
     return steps.check(["kernel"], why_not="").passed
 
 
@@ -233,6 +235,22 @@ def test_whole_numbers_prove_a_fault_only_where_nothing_is_rounded() -> None:
 
 def test_own_schedules_that_make_something_else_each_time_tell_nothing() -> None:
     assert verdict(VALUES, VALUES * 2, again=VALUES * np.float32(1.1)) is None
+
+
+def test_what_rounding_does_is_found_out_once_for_each_step() -> None:
+    trials = list[int | None]()
+
+    def trial(seed: int | None, places: Sequence[int], plain: bool) -> Trial:
+        trials.append(seed)
+        some = (piece(VALUES),), (piece(VALUES * np.float32(1.001)),), (piece(VALUES * np.float32(0.9995)),)
+        return Trial((piece(-VALUES),), *(some if plain else some[:2]), changed=1)
+
+    steps, own = Steps(ROUNDING, seed=3), (piece(VALUES),)
+    for name, off in (("step", 1.001), ("step", 1.0011), ("step", 1.1), ("another", 1.001)):
+        first = Trial((piece(-VALUES),), own, (piece(VALUES * np.float32(off), "kernel"),))
+        steps.judge(Step(name, first, (False,), 0, lambda: own, trial))
+    assert trials == [None, 1_000_003, 2_000_003, 3_000_003] * 3, "not where it is off by no more than before"
+    assert steps.check(["kernel"], why_not="").passed
 
 
 def test_what_came_into_no_step_and_what_could_not_be_compared_is_said() -> None:
