@@ -224,4 +224,4 @@ def _change(before: Piece, after: Piece, own_before: Piece, own: Piece) -> Piece
     if not size:
         return after
     eps = own.eps * max(1.0, float(np.linalg.norm(made[finite].astype(np.float64))) / size)
-    return replace(after, values=np.where(finite, now - then, now), eps=eps)
+    return replace(after, values=np.subtract(now, then, out=now.copy(), where=finite), eps=eps)
