@@ -32,6 +32,8 @@ from kcg.compat.observing import STEP, Follower, Piece, buffers_of, fitting, nam
 if TYPE_CHECKING:
     from kcg.compat.tiny import Buffer, UOp
 
+SHAKEN_BYTES = 1 << 22  # of each buffer so much is changed: what is read and written by the host takes time
+ONES_BYTES = 1 << 24  # of ones in every bit, at once
 QUEUES = "tinygrad put a step into hardware queues of its own (HCQ2=1), which cannot be run twice"
 FILES = "a step writes to a file"
 """Why a step is not compared, beside what fails."""
@@ -264,7 +266,7 @@ class _Seen:
         self.compared = [one for at, one in enumerate(self._written) if at in kept]
         self.fresh = tuple(not one.is_allocated() for one in self.compared)
         self.left_out = len(self._written) - len(kept)
-        self._there = [*(one for one in self._written if one.is_allocated()), *read]
+        self._there = [_beginning(one) for one in (*self._written, *read) if one.is_allocated()]
         self._shapes = _shapes()
         self._saved = _Saved(self._written)
         self._saved.put_back()
@@ -329,9 +331,9 @@ class _Saved:
         """Make them hold that again."""
         for one, copy in self._copies:
             if copy is None:
-                ones = memoryview(bytearray(b"\xff" * one.nbytes))
-                copy = type(one)("PYTHON", one.size, one.dtype, opaque=ones)
-            one.ensure_allocated().copy_from(copy)
+                _fill_with_ones(one.ensure_allocated())
+            else:
+                one.copy_from(copy)
 
 
 def _copy(buffer: Buffer) -> Buffer:
@@ -343,6 +345,28 @@ def _run(linear: UOp, inputs: tuple[UOp, ...], values: dict[str, int] | None) ->
     from tinygrad.engine.realize import run_linear
 
     run_linear(linear, values, input_uops=inputs, jit=True, update_stats=False)
+
+
+def _beginning(buffer: Buffer) -> Buffer:
+    """So much of a buffer as is changed in a trial."""
+    elements = max(SHAKEN_BYTES // buffer.dtype.itemsize, 1)
+    return buffer if buffer.size <= elements else buffer.view(elements, buffer.dtype, 0).ensure_allocated()
+
+
+def _fill_with_ones(buffer: Buffer) -> None:
+    """On the device, from one part that the host writes."""
+    from kcg.compat.tiny import dtypes
+
+    kind, most = type(buffer), min(buffer.nbytes, ONES_BYTES)
+    ones = kind("PYTHON", most, dtypes.uint8, opaque=memoryview(bytearray(b"\xff" * most)))
+    if most == buffer.nbytes:
+        buffer.view(most, dtypes.uint8, 0).ensure_allocated().copy_from(ones)
+        return
+    part = kind(buffer.device, most, dtypes.uint8).allocate().copy_from(ones)
+    for begin in range(0, buffer.nbytes, most):
+        size = min(most, buffer.nbytes - begin)
+        of = part if size == most else part.view(size, dtypes.uint8, 0).ensure_allocated()
+        buffer.view(size, dtypes.uint8, begin).ensure_allocated().copy_from(of)
 
 
 def _is_due(count: int) -> bool:

@@ -100,15 +100,16 @@ class _Outcome:
         return self.off <= self.trials // 4 and self.moved >= NOISE
 
     def is_wrong(self, rounding: Rounding) -> bool:
-        return self.off == self.trials and not self.judged.is_open(rounding, self.values)
+        return self.off == self.trials > 1 and not self.judged.is_open(rounding, self.values)
 
 
 class Steps:
     """Judges steps one after the other."""
 
-    def __init__(self, rounding: Rounding, *, seed: int, others: float = 0.0) -> None:
-        """`others` is the rounding of the sums of kernels that keep their Opts in each trial."""
-        self._rounding, self._others, self._seed = rounding, others, seed
+    def __init__(self, rounding: Rounding, *, seed: int, others: float = 0.0, tries: bool = True) -> None:
+        """`others` is the rounding of the sums of kernels that keep their Opts in each trial. Where it does not `tries`
+        what is off by more than one kernel may tells nothing."""
+        self._rounding, self._others, self._seed, self._tries = rounding, others, seed, tries
         self._count, self._left_out = 0, 0
         self._right, self._noise = set[str](), set[str]()  # what was chosen that came into such pieces
         self._worst: _Outcome | None = None
@@ -122,7 +123,7 @@ class Steps:
         self._count += 1
         self._left_out = max(self._left_out, step.left_out)
         outcomes = [self._as_known(step, at, one) for at, one in enumerate(self._first(step))]
-        if any(one.off for one in outcomes):
+        if self._tries and any(one.off for one in outcomes):
             if not equal(step.again(), step.trial.own):
                 self._is_unsteady = True
                 return

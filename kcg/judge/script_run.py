@@ -218,7 +218,8 @@ class _Run:
         if self.job["compared"]:
             self._plain = without_opts(result)
             others = rounding_of_sums(result, but=self._plain)
-            self._steps = Steps(rounding_of(result), seed=self.job["seed"], others=others)
+            tries = self.job["tries"]
+            self._steps = Steps(rounding_of(result), seed=self.job["seed"], others=others, tries=tries)
             self._lockstep.watch_planning()
 
 

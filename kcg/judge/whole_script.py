@@ -75,6 +75,7 @@ RIGHT_BEFORE = "not run: a plan that is expected to be faster is right"
 NO_REPLAYS = "it replays no TinyJit often enough"
 OTHER_STEPS = "it does not replay the same steps in each run"
 ONE_RUN = "it ran once more, with the chosen schedules alone"
+NO_TRIALS = "it differs from what was recorded, and there was no time to compare its steps in trials"
 NO_STEP = "nothing that the script made came out of a kernel with another schedule"
 
 
@@ -223,14 +224,15 @@ class _Runs:
         path.write_text(json.dumps({"target": noun_to_json(target), "programs": values}))
         return path
 
-    def run(self, place: int | None = None, *, compared: bool = True) -> Ran:
+    def run(self, place: int | None = None, *, compared: bool = True, tries: bool = False) -> Ran:
         """One more run of the script, with the schedules of the result at `place`; None: with tinygrad's own. What it
-        leaves is read where it is `compared`. Raises `isolated.Overdue` where it does not end in time, `_Died` where it
-        leaves no answer, DeviceError where the device is gone."""
+        leaves is read where it is `compared`, and where it `tries` steps that are off run in trials. Raises
+        `isolated.Overdue` where it does not end in time, `_Died` where it leaves no answer, DeviceError where the
+        device is gone."""
         self.count += 1
         folder, begin = self._folder / str(self.count), time.monotonic()
         folder.mkdir()
-        job = {**self._job, "folder": str(folder), "compared": compared}
+        job = {**self._job, "folder": str(folder), "compared": compared, "tries": tries}
         job |= {"result": "" if place is None else str(self._paths[place])}
         job |= {"changed": [] if place is None else sorted(self.changed[place])}
         settings = {"PYTHONHASHSEED": str(self.script.seed % 2**32)}
@@ -328,7 +330,11 @@ class _Comparison:
         """The check of a plan, compared with the run `own`, and where that says nothing by its steps."""
         runs, result, changed = self._runs, self._results[place], len(self._runs.changed[place])
         try:
-            chosen = runs.run(place)
+            chosen = runs.run(place, tries=runs.script.feeds_back)
+            if _needs_trials(result, own, chosen) and not runs.script.feeds_back:
+                if not runs.has_time_for(chosen):
+                    return unclear(NO_TRIALS)
+                chosen = runs.run(place, tries=True)
         except isolated.Overdue as error:
             return unclear(f"with the chosen schedules {error}; with tinygrad's own it took {own.seconds:.3g} s")
         except _Died as error:
@@ -420,20 +426,33 @@ def _does_not_run(error: Exception) -> ModelCheck:
     return unclear(f"the script does not run again: with tinygrad's own schedules {_of(error)}")
 
 
-def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck | None:
+def _agrees(result: Result, own: Ran, chosen: Ran) -> ModelCheck | None:
     """Passed where a run with the chosen schedules left what the other did, as far as one kernel may make it differ;
     None where that says nothing."""
     if not own.pieces or not same_layout(own.pieces, chosen.pieces) or not says_something(own.pieces):
         return None
-    rounding = rounding_of(result)
-    if (check := judge_first(chosen.pieces, own.pieces, rounding)) is None:
-        fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding)
-        changed = changed_by(result, handwritten=bool(runs.script.kernels))
-        runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
+    return judge_first(chosen.pieces, own.pieces, rounding_of(result))
+
+
+def _of_what_is_left(runs: _Runs, result: Result, own: Ran, chosen: Ran) -> ModelCheck | None:
+    """The same, with what was compared."""
+    if (check := _agrees(result, own, chosen)) is None:
+        if same_layout(own.pieces, chosen.pieces):
+            fed_by = feeding_what_differs(chosen.pieces, own.pieces, rounding_of(result))
+            changed = changed_by(result, handwritten=bool(runs.script.kernels))
+            runs.script.apart = runs.script.apart or frozenset(changed - fed_by)
         return None
     as_recorded = ", as recorded" if own is runs.recorded else ""
     left_out = f"; {own.left_out} more left out for their size" if own.left_out else ""
     return replace(check, compared=f"{words_of_pieces(own.pieces)}{left_out}{as_recorded}")
+
+
+def _needs_trials(result: Result, own: Ran, chosen: Ran) -> bool:
+    """Whether neither what it left nor its steps as they are tell anything."""
+    by_steps = chosen.lockstep
+    if chosen.refused or by_steps is None or by_steps.passed is not None:
+        return False
+    return chosen.ended != own.ended or _agrees(result, own, chosen) is None
 
 
 def _by_steps(chosen: Ran, *, proven: bool = False) -> ModelCheck | None:

@@ -48,13 +48,22 @@ class Loop:
         self._stays.enter_context(self._lockstep.watch())
 
     def check(
-        self, mutant: str, change: tuple[float, float], *, optimiser: str, unoptimised: bool = False
+        self,
+        mutant: str,
+        change: tuple[float, float],
+        *,
+        optimiser: str,
+        unoptimised: bool = False,
+        left: list[Any] | None = None,
     ) -> ModelCheck:
-        """What the steps of the loop come to where what the `mutant` stores is changed."""
+        """What the steps of the loop come to where what the `mutant` stores is changed. What it leaves is put into
+        `left`."""
         self.mutant, self.change, self._unoptimised = mutant, change, unoptimised
         self._steps = Steps(ROUNDING, seed=0)
         self._lockstep._realised.clear()
-        train(optimiser)
+        found = train(optimiser)
+        if left is not None:
+            left.extend(found)
         return self._steps.check([mutant] if mutant else [*self.seen], why_not=self._lockstep.why_not)
 
     def _judge(self, step: Step) -> None:
@@ -118,8 +127,9 @@ class _Everything(frozenset[str]):
         return frozenset(other)
 
 
-def train(optimiser: str) -> None:
-    """A convolution with a bias before a batch norm, whose gradient is noise, dropout, a maximum, and two layers."""
+def train(optimiser: str) -> list[Any]:
+    """A convolution with a bias before a batch norm, whose gradient is noise, dropout, a maximum, and two layers. Gives
+    its losses, and its weights and the optimiser's state after it."""
     from tinygrad import Context, Tensor, TinyJit, nn
 
     class Net:
@@ -147,8 +157,8 @@ def train(optimiser: str) -> None:
         loss = (net(x[drawn]) - y[drawn]).square().mean().backward()
         return loss.realize(*optim.schedule_step())
 
-    for _ in range(STEPS):
-        step().item()
+    losses = [step().numpy() for _ in range(STEPS)]
+    return losses + [one.numpy() for one in (*nn.state.get_parameters(net), *nn.state.get_parameters(optim))]
 
 
 def main() -> None:

@@ -112,9 +112,9 @@ def test_one_further_run_is_enough_where_it_leaves_what_was_recorded(right: Resu
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_proven_by_the_same_run(wrong: Result, tmp_path: Path) -> None:  # noqa: F811
+def test_what_is_wrong_is_proven_by_one_run_with_trials(wrong: Result, tmp_path: Path) -> None:  # noqa: F811
     (seen,) = recorded(tmp_path, SCRIPT, "alive").checks([wrong], timeout_s=TIMEOUT_S)
-    assert seen.passed is False and seen.runs == 1, seen
+    assert seen.passed is False and seen.runs == 2, seen
     assert "written by a step" in seen.reason and "each from the same values with both" in seen.compared
 
 
@@ -123,6 +123,17 @@ def test_a_script_that_no_seed_repeats_is_right_by_the_same_run(right: Result, t
     """By `os.urandom`."""
     (seen,) = recorded(tmp_path, SCRIPT, "random").checks([right], timeout_s=TIMEOUT_S)
     assert seen.passed and seen.runs == 1 and seen.compared == "1 step, each from the same values with both", seen
+
+
+@pytest.mark.slow
+def test_where_there_is_no_time_for_trials_that_is_said(
+    wrong: Result,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whole_script._Runs, "has_time_for", lambda runs, *some, until=0.0: False)
+    (seen,) = recorded(tmp_path, SCRIPT, "alive").checks([wrong], timeout_s=TIMEOUT_S)
+    assert (seen.passed, seen.reason, seen.runs) == (None, f"no verdict: {whole_script.NO_TRIALS}", 1), seen
 
 
 @pytest.mark.slow
