@@ -136,8 +136,11 @@ class Lockstep:
                 return going_on()
             from tinygrad.engine.realize import compile_linear
 
-            chosen: UOp = compile_linear(linear)
-            if not self._changed_in(chosen):
+            chosen, changed = linear, frozenset[str]()
+            with self._trying():
+                chosen = compile_linear(linear)
+                changed = self._changed_in(chosen)
+            if not changed:
                 return going_on()
             run_chosen = partial(_run, chosen, (), values)
             return self._twice(realising[2], realising[1], chosen, (), values, run_chosen, going_on)

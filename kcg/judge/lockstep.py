@@ -12,9 +12,9 @@ with tinygrad's own schedules and with the chosen ones, in the first ones with t
 which sum one term after the other. D is the largest of how far these are from the own ones, and of how far the change
 of values moves those: so much is what another order of sums does, and 3 · D is tolerated, at later executions too.
 (Kernels that would take long so keep their Opts, and what their sums may do multiplies D, as for a whole script.) A
-piece is wrong where it is off by more in each trial. Where it is only in one, a comparison is why, as the mask of a
-ReLU, which rounding turns for one element; in several, nothing is known, nor where D is so large that more than
-`MAX_TOLERANCE` is tolerated, nor where there are zeros that were there before.
+piece is wrong where it is off by `FAR` times as much in each trial. Where it is off only in one, a comparison is why,
+as the mask of a ReLU, which rounding turns for one element; in several, nothing is known, nor where D is so large that
+more than `MAX_TOLERANCE` is tolerated, nor where there are zeros that were there before.
 
 Every kernel and region that was chosen must have come, in some step, into a piece that does tell. But what is noise
 (rounding moves it by `NOISE` of its size), such as the gradient of a bias before a normalisation, tells of no schedule:
@@ -51,6 +51,8 @@ PLAIN_TRIALS = 2
 PLAIN_S = 3.0  # a step takes so long at most with kernels without Opts,
 SLOWER, SLOWER_ON_GPU = 10.0, 300.0  # which are about so many times slower than as tinygrad schedules them
 NOISE = 0.1
+FAR = 10.0  # so many times what is tolerated is no rounding: a CNN's first Adam steps came to 1.5 times, by the signs
+# of gradients that are nearly 0
 MOST = 3 / 4  # of the pieces of a step that tell, at least, where noise says nothing
 
 
@@ -84,7 +86,8 @@ class _Outcome:
     own: Piece
     chosen: Piece
     fed_by: tuple[str, ...]
-    off: int = 0  # trials in which it was off by more than is tolerated
+    off: int = 0  # trials in which it was off by more than is tolerated,
+    far: int = 0  # and by `FAR` times as much
     trials: int = 1
     moved: float = 0.0  # by rounding: D
     values: int = 0  # that were changed to see it
@@ -100,7 +103,7 @@ class _Outcome:
         return self.off <= self.trials // 4 and self.moved >= NOISE
 
     def is_wrong(self, rounding: Rounding) -> bool:
-        return self.off == self.trials > 1 and not self.judged.is_open(rounding, self.values)
+        return self.far == self.trials > 1 and not self.judged.is_open(rounding, self.values)
 
 
 class Steps:
@@ -171,8 +174,9 @@ class Steps:
             )
             pairs = zip(owns, others, strict=True)
             each = sorted((self._tolerated(*pair, moved) for pair in pairs), key=lambda trial: trial.ratio)
-            off = sum(trial.ratio > 1 for trial in each)
-            found[at] = replace(outcomes[at], judged=each[-2], off=off, trials=TRIALS, moved=moved, values=values)
+            off, far = (sum(trial.ratio > times for trial in each) for times in (1.0, FAR))
+            one = replace(outcomes[at], judged=each[-2], off=off, far=far, trials=TRIALS)
+            found[at] = replace(one, moved=moved, values=values)
         return found
 
     def _tolerated(self, own: Piece, chosen: Piece, moved: float) -> Judged:
