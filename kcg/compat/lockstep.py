@@ -27,13 +27,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import when_imported
-from kcg.compat.observing import STEP, Follower, Piece, buffers_of, fitting, name_of, piece_of, shake
+from kcg.compat.observing import STEP, Follower, Piece, StepMemory, buffers_of, fitting, name_of, piece_of, shake
 
 if TYPE_CHECKING:
     from kcg.compat.tiny import Buffer, UOp
 
-SHAKEN_BYTES = 1 << 22  # of each buffer so much is changed: what is read and written by the host takes time
+PART_BYTES = 1 << 22  # of each buffer so much is changed, and of one without room compared,
+SHAKEN_BYTES = 1 << 26  # of all so much is changed, the small ones first: the host takes time to read and write it
 ONES_BYTES = 1 << 24  # of ones in every bit, at once
+FILED = ("DISK", "TINYFS")  # tinygrad's devices that are files
 QUEUES = "tinygrad put a step into hardware queues of its own (HCQ2=1), which cannot be run twice"
 FILES = "a step writes to a file"
 """Why a step is not compared, beside what fails."""
@@ -64,7 +66,8 @@ class Step:
     name: Hashable  # the same at each of its executions
     trial: Trial
     fresh: tuple[bool, ...]  # whether the memory held nothing before
-    left_out: int  # of what it wrote, what is too large to be compared
+    updated: tuple[bool, ...]  # whether the step reads it too
+    left_out: int  # of what it wrote, that of which the beginning alone is compared, for its size
     again: Callable[[], Pieces]  # what the own ones write if they run once more from the same values
     trials: Callable[[int | None, Sequence[int], bool], Trial]
     """What it wrote at these places, from the same values, or from values each changed at random, by a seed, by one
@@ -162,8 +165,8 @@ class Lockstep:
             with self._trying():
                 if self._changed_in(chosen):
                     with self._own_schedules(False):
-                        graphed = lower(linear, held_bufs, input_uops)
-                    self._captured[chosen] = _Own(self._now.planned, held_bufs, self._own_schedules, graphed)
+                        lower(linear, held_bufs, input_uops)
+                    self._captured[chosen] = _Own(self._now.planned, held_bufs, self._own_schedules)
             self._now.planned = None
             return chosen
 
@@ -212,19 +215,19 @@ class Lockstep:
         try:
             seen = None
             with self._trying():
-                seen = _Seen(own, inputs, values, run_chosen, self._most_bytes)
+                seen = _Seen(own, chosen, inputs, values, run_chosen, self._most_bytes)
                 seen.run_own()
             returned = going_on()
             if seen is None or not seen.own:
                 return returned
             with self._trying():
-                follower = Follower()
+                follower = Follower(StepMemory(seen.written))
                 for call in _calls(chosen):
                     follower.follow(call, inputs)
                 fed_by = [tuple(sorted(self._changed & follower.memory.fed_by(one))) for one in seen.compared]
                 made = tuple(replace(one, fed_by=by) for one, by in zip(seen.pieces(), fed_by, strict=True))
                 trial = Trial(seen.before, seen.own, made)
-                self._judge(Step(name, trial, seen.fresh, seen.left_out, seen.again, seen.trial))
+                self._judge(Step(name, trial, seen.fresh, seen.updated, seen.left_out, seen.again, seen.trial))
             return returned
         finally:
             self._busy.release()
@@ -233,23 +236,46 @@ class Lockstep:
 class _Own:
     """A step as tinygrad schedules it."""
 
-    def __init__(self, planned: UOp, held: set[UOp], own_schedules: OwnSchedules, compiled: UOp | None = None) -> None:
-        """`planned`, and `compiled` where it is; `held` is memory that is there beyond the step."""
+    def __init__(self, planned: UOp, held: set[UOp], own_schedules: OwnSchedules) -> None:
+        """`held` is memory that is there beyond the step."""
+        from tinygrad.uop.ops import buffers
+
         from kcg.compat.tiny import Ops
 
+        def is_there(node: UOp) -> bool:
+            return node in held or ((known := buffers.get(node)) is not None and known.is_allocated())
+
         arguments = {argument for call in planned.src for argument in call.src[1:]}
-        self.held = {n for one in arguments for n in one.toposort() if n.op is Ops.BUFFER and n in held}
+        nodes = {node for one in arguments for node in one.toposort() if node.op is Ops.BUFFER}
+        self.held = {node for node in nodes if is_there(node)}
+        self._between = nodes - self.held
         self._planned, self._own_schedules = planned, own_schedules
-        self._compiled = {} if compiled is None else {False: compiled}
+        self._compiled: dict[bool, UOp] = {}
 
     def linear(self, *, plain: bool = False) -> UOp:
-        """Compiled; `plain`: without Opts."""
+        """Compiled, without graphs; `plain`: without Opts."""
         from tinygrad.engine.realize import compile_linear
 
         if plain not in self._compiled:
             with self._own_schedules(plain):
                 self._compiled[plain] = compile_linear(self._planned)
         return self._compiled[plain]
+
+    def run(self, inputs: tuple[UOp, ...], values: dict[str, int] | None, *, plain: bool = False) -> None:
+        """Run it, with memory for what is in between that is free after it."""
+        linear = self.linear(plain=plain)
+        new = {node: type(node).new_buffer(node.device, node.max_numel(), node.dtype) for node in self._between}
+
+        def elsewhere(call: UOp) -> UOp:
+            return call.replace(src=(call.src[0], *(one.substitute(new, walk=True) for one in call.src[1:])))
+
+        try:
+            _run(linear.replace(src=tuple(map(elsewhere, linear.src))), inputs, values)
+        finally:  # who gets this memory next finds nothing of use in it
+            for node in new.values():
+                for one in buffers_of(node.buffer):
+                    if one.is_allocated():
+                        _fill_with_ones(one)
 
 
 class _Seen:
@@ -258,21 +284,27 @@ class _Seen:
     def __init__(
         self,
         own: _Own,
+        chosen: UOp,
         inputs: tuple[UOp, ...],
         values: dict[str, int] | None,
         run_chosen: Run,
         most_bytes: int,
     ) -> None:
-        self._written, read = _memory_of(own, inputs)
+        written, read = _memory_of(own, inputs)
+        # what was not there and no chosen program names nobody reads: a region left it out
+        named = {id(one) for one in _named(chosen, inputs)}
+        self.written = [one for one in written if one.is_allocated() or id(one) in named]
         self._own, self._inputs, self._values, self._run_chosen = own, inputs, values, run_chosen
-        kept = fitting([one.nbytes for one in self._written], most_bytes)
-        self.compared = [one for at, one in enumerate(self._written) if at in kept]
-        self.fresh = tuple(not one.is_allocated() for one in self.compared)
-        self.left_out = len(self._written) - len(kept)
-        self._there = [_beginning(one) for one in (*self._written, *read) if one.is_allocated()]
-        self._shapes = _shapes()
-        self._saved = _Saved(self._written)
+        kept = fitting([one.nbytes for one in self.written], most_bytes)
+        self.left_out = len(self.written) - len(kept)
+        self.fresh = tuple(not one.is_allocated() for one in self.written)
+        self.updated = tuple(any(one is other for other in read) for one in self.written)
+        there = [_beginning(one) for one in (*self.written, *read) if one.is_allocated() and not _is_host(one)]
+        self._there = [there[at] for at in sorted(fitting([one.nbytes for one in there], SHAKEN_BYTES))]
+        self._saved = _Saved(self.written)
         self._saved.put_back()
+        self.compared = [one if at in kept else _beginning(one) for at, one in enumerate(self.written)]
+        self._shapes = _shapes()
         self.before: Pieces = self.pieces()
         self.own: Pieces = ()
 
@@ -282,7 +314,7 @@ class _Seen:
         return tuple(piece_of(STEP, one, self._shapes.get(id(one), ())) for one in some)
 
     def _run_own(self, *, plain: bool = False) -> None:
-        _run(self._own.linear(plain=plain), self._inputs, self._values)
+        self._own.run(self._inputs, self._values, plain=plain)
 
     def run_own(self) -> None:
         """Run it with tinygrad's own schedules; all is there again after it."""
@@ -302,7 +334,7 @@ class _Seen:
         """See `Step.trials`."""
         with self._from_before():
             changed = 0 if seed is None else sum(shake(one, seed=seed + at) for at, one in enumerate(self._there))
-            begun, before = _Saved([*self._written, *self._there]), self.pieces(places)
+            begun, before = _Saved([*self.written, *self._there]), self.pieces(places)
 
             def after(run: Run) -> Pieces:
                 begun.put_back()
@@ -315,7 +347,7 @@ class _Seen:
     @contextlib.contextmanager
     def _from_before(self) -> Iterator[None]:
         """A block that begins with what was there before the step, and leaves what is there now."""
-        after = _Saved([*self._written, *self._there])
+        after = _Saved([*self.written, *self._there])
         try:
             self._saved.put_back()
             yield
@@ -351,8 +383,8 @@ def _run(linear: UOp, inputs: tuple[UOp, ...], values: dict[str, int] | None) ->
 
 
 def _beginning(buffer: Buffer) -> Buffer:
-    """So much of a buffer as is changed in a trial."""
-    elements = max(SHAKEN_BYTES // buffer.dtype.itemsize, 1)
+    """So much of a buffer as is changed in a trial, or compared where it is large."""
+    elements = max(PART_BYTES // buffer.dtype.itemsize, 1)
     return buffer if buffer.size <= elements else buffer.view(elements, buffer.dtype, 0).ensure_allocated()
 
 
@@ -392,7 +424,7 @@ def _calls(linear: UOp) -> Iterator[UOp]:
 
 
 def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buffer]]:
-    """The buffers beyond a step that it writes, and those that it reads only, all once."""
+    """The buffers beyond a step that it writes, and those that it reads, each once."""
     from tinygrad.engine.realize import get_call_outs_ins, resolve_params
 
     from kcg.compat.tiny import Ops
@@ -407,9 +439,25 @@ def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buf
             for node in nodes:
                 if node in own.held or node in given:
                     found.update({id(one.base): one.base for one in buffers_of(node.buffer)})
-    if any(one.device.startswith(("DISK", "TINYFS")) for one in written.values()):
+    if any(one.device.startswith(FILED) for one in written.values()):
         raise NotImplementedError(FILES)
-    return list(written.values()), [one for key, one in read.items() if key not in written]
+    return list(written.values()), list(read.values())
+
+
+def _named(linear: UOp, inputs: Sequence[UOp]) -> Iterator[Buffer]:
+    """The buffers that its calls name."""
+    from tinygrad.engine.realize import resolve_params
+
+    from kcg.compat.tiny import Ops
+
+    arguments = {one for call in _calls(linear) for one in resolve_params(call, tuple(inputs))}
+    for node in {node for one in arguments for node in one.toposort() if node.op is Ops.BUFFER}:
+        yield from (one.base for one in buffers_of(node.buffer))
+
+
+def _is_host(buffer: Buffer) -> bool:
+    """Whether it is the host's or a file's, which is not to be changed."""
+    return bool(buffer.device.startswith(("PYTHON", "NPY", *FILED)))
 
 
 def _shapes() -> dict[int, tuple[Any, ...]]:

@@ -348,10 +348,10 @@ class Follower:
             fed_by = frozenset((tag.removeprefix(REPLACED),))
         arguments = resolve_params(call, list(inputs))
         read_from = [b for place in read for b in buffers_of(arguments[place].buffer)]
-        if fed_by := fed_by.union(*map(self.memory.fed_by, read_from)):
-            for place in wrote:
-                for b in buffers_of(arguments[place].buffer):
-                    self.memory.add(b, fed_by)
+        fed_by = fed_by.union(*map(self.memory.fed_by, read_from))
+        for place in wrote:
+            for b in buffers_of(arguments[place].buffer):
+                self.memory.wrote(b, fed_by)
 
 
 class _Memory:
@@ -372,6 +372,11 @@ class _Memory:
             spans[span] = before | fed_by
             self.version += 1
 
+    def wrote(self, buffer: Buffer, fed_by: frozenset[str]) -> None:
+        """A call wrote it, out of these."""
+        if fed_by:
+            self.add(buffer, fed_by)
+
     def fed_by(self, buffer: Buffer) -> frozenset[str]:
         """What it came out of, by the names of kernels and regions."""
         begin, end = buffer.offset, buffer.offset + buffer.nbytes
@@ -380,6 +385,24 @@ class _Memory:
 
     def holds(self, buffer: Buffer) -> bool:
         return bool(self.fed_by(buffer))
+
+
+class StepMemory(_Memory):
+    """The same of one step, in which memory between its calls holds what was written last: what is planned into the
+    same bytes later came out of nothing that was there."""
+
+    def __init__(self, beyond: Sequence[Buffer]) -> None:
+        """`beyond` is there after the step."""
+        super().__init__()
+        self._beyond = {id(one.base) for one in beyond}
+
+    def wrote(self, buffer: Buffer, fed_by: frozenset[str]) -> None:
+        if id(buffer.base) not in self._beyond:
+            begin, end = buffer.offset, buffer.offset + buffer.nbytes
+            spans = self._spans.setdefault(buffer.base, {})
+            for span in [(first, last) for first, last in spans if begin <= first and last <= end]:
+                del spans[span]
+        super().wrote(buffer, fed_by)
 
 
 class _RecordedMemory(_Memory):

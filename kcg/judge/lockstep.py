@@ -1,9 +1,9 @@
 """What the steps of a script came to that ran with tinygrad's own schedules and with the chosen ones, each from the
 same values (`kcg.compat.lockstep`).
 
-A whole run of a training loop tells nothing once rounding has grown; one step does. Of memory that was there before,
-what is compared is by how much a step changed it: a gradient that is wrong changes a weight by little. The error of a
-piece is that of a whole script (`kcg.judge.whole`), and so is what one kernel may do, where one rounding unit of a
+A whole run of a training loop tells nothing once rounding has grown; one step does. Of memory that a step reads and
+writes, what is compared is by how much it changed that: a gradient that is wrong changes a weight by little. The error
+of a piece is that of a whole script (`kcg.judge.whole`), and so is what one kernel may do, where one rounding unit of a
 change is that of the values it is the difference of.
 
 Where a piece is further off the step runs again: once more from the same values, which tinygrad's own schedules must
@@ -12,7 +12,8 @@ with tinygrad's own schedules and with the chosen ones, in the first ones with t
 which sum one term after the other. D is the largest of how far these are from the own ones, and of how far the change
 of values moves those: so much is what another order of sums does, and 3 · D is tolerated, at later executions too.
 (Kernels that would take long so keep their Opts, and what their sums may do multiplies D, as for a whole script.) A
-piece is wrong where it is off by `FAR` times as much in each trial. Where it is off only in one, a comparison is why,
+piece is wrong where it is off by `FAR` times as much in each trial, or on the script's own values and by more than
+`MAX_TOLERANCE`: a kernel may be wrong on one number alone. Where it is off only in one otherwise, a comparison is why,
 as the mask of a ReLU, which rounding turns for one element; in several, nothing is known, nor where D is so large that
 more than `MAX_TOLERANCE` is tolerated, nor where there are zeros that were there before.
 
@@ -32,6 +33,7 @@ from kcg.cli import counted
 from kcg.compat.observing import Piece
 from kcg.judge.whole import (
     FACTOR,
+    MAX_TOLERANCE,
     Judged,
     Rounding,
     equal,
@@ -88,6 +90,7 @@ class _Outcome:
     fed_by: tuple[str, ...]
     off: int = 0  # trials in which it was off by more than is tolerated,
     far: int = 0  # and by `FAR` times as much
+    is_wrong_here: bool = False  # so far on the script's own values that no comparison of one element explains it
     trials: int = 1
     moved: float = 0.0  # by rounding: D
     values: int = 0  # that were changed to see it
@@ -95,15 +98,20 @@ class _Outcome:
 
     @property
     def is_right(self) -> bool:
-        tells = says_something([self.judged.piece]) or self.is_fresh
-        return tells and self.off <= self.trials // 4 and not self.judged.is_too_sensitive
+        tells = says_something([self.judged.piece]) or (self.is_fresh and _has_numbers(self.judged.piece))
+        return tells and self._is_within and not self.judged.is_too_sensitive
 
     @property
     def is_noise(self) -> bool:
-        return self.off <= self.trials // 4 and self.moved >= NOISE
+        return self._is_within and self.moved >= NOISE
+
+    @property
+    def _is_within(self) -> bool:
+        return self.off <= self.trials // 4 and not self.is_wrong_here
 
     def is_wrong(self, rounding: Rounding) -> bool:
-        return self.far == self.trials > 1 and not self.judged.is_open(rounding, self.values)
+        is_far = self.is_wrong_here or self.far == self.trials > 1
+        return is_far and not self.judged.is_open(rounding, self.values)
 
 
 class Steps:
@@ -118,7 +126,7 @@ class Steps:
         self._worst: _Outcome | None = None
         self._wrong: _Outcome | None = None
         self._open: _Outcome | None = None  # the first that tells nothing
-        self._is_unsteady = False
+        self._is_unsteady = self._was_off = False
         self._moved: dict[tuple[Hashable, int], float] = {}  # D of a piece of a step
 
     def judge(self, step: Step) -> None:
@@ -126,6 +134,7 @@ class Steps:
         self._count += 1
         self._left_out = max(self._left_out, step.left_out)
         outcomes = [self._as_known(step, at, one) for at, one in enumerate(self._first(step))]
+        self._was_off = self._was_off or any(one.off for one in outcomes)
         if self._tries and any(one.off for one in outcomes):
             if not equal(step.again(), step.trial.own):
                 self._is_unsteady = True
@@ -133,19 +142,20 @@ class Steps:
             outcomes = self._with_trials(step, outcomes)
         for one in outcomes:
             if one.is_wrong(self._rounding):
-                self._wrong = max((self._wrong or one, one), key=lambda one: one.judged.ratio)
+                self._wrong = _without_values(max((self._wrong or one, one), key=lambda one: one.judged.ratio))
             elif one.is_right:
                 self._right.update(one.fed_by)
-                self._worst = max((self._worst or one, one), key=lambda one: one.judged.ratio)
+                self._worst = _without_values(max((self._worst or one, one), key=lambda one: one.judged.ratio))
             else:
-                self._open = self._open or one
+                self._open = self._open or _without_values(one)
         if sum(one.is_right for one in outcomes) >= MOST * len(outcomes):
             others = {name for one in outcomes if not one.is_right and not one.is_noise for name in one.fed_by}
             self._noise.update({name for one in outcomes if one.is_noise for name in one.fed_by} - others)
 
     def _first(self, step: Step) -> list[_Outcome]:
         trial, found = step.trial, []
-        pairs = zip(_changes(trial, trial.own), _changes(trial, trial.chosen), strict=True)
+        each = (_changes(trial, made, step.updated) for made in (trial.own, trial.chosen))
+        pairs = zip(*each, strict=True)
         for (own, chosen), piece, is_fresh in zip(pairs, trial.chosen, step.fresh, strict=True):
             one = judged(chosen, own, 0.0, own.eps, self._rounding)
             found.append(_Outcome(one, own, chosen, piece.fed_by, int(one.ratio > 1), is_fresh=is_fresh))
@@ -163,19 +173,27 @@ class Steps:
         places = [at for at, one in enumerate(outcomes) if one.off]
         seeds = [None, *(self._seed + 1_000_000 * number for number in range(1, TRIALS))]
         trials = [step.trials(seed, places, number < PLAIN_TRIALS) for number, seed in enumerate(seeds)]
+        if not equal(trials[0].chosen, [step.trial.chosen[at] for at in places]):
+            self._is_unsteady = True
         values, found = min(trial.changed for trial in trials[1:]), [*outcomes]
-        own = zip(*(_changes(trial, trial.own, of=trials[0]) for trial in trials), strict=True)
-        chosen = zip(*(_changes(trial, trial.chosen, of=trials[0]) for trial in trials), strict=True)
-        plain = zip(*(_changes(trial, trial.plain, of=trials[0]) for trial in trials[:PLAIN_TRIALS]), strict=True)
+        updated = [step.updated[at] for at in places]
+
+        def changes(some: Sequence[Trial], way: str) -> Iterator[tuple[Piece, ...]]:
+            each = (_changes(trial, getattr(trial, way), updated, of=trials[0]) for trial in some)
+            return zip(*each, strict=True)
+
+        own, chosen, plain = changes(trials, "own"), changes(trials, "chosen"), changes(trials[:PLAIN_TRIALS], "plain")
         for at, owns, others, plains in zip(places, own, chosen, plain, strict=True):
             self._moved[step.name, at] = moved = max(
                 *(error_between(one, own) for one, own in zip(plains, owns, strict=False)),
                 *(error_between(one, owns[0]) for one in owns[1:]),
             )
             pairs = zip(owns, others, strict=True)
-            each = sorted((self._tolerated(*pair, moved) for pair in pairs), key=lambda trial: trial.ratio)
+            each = [self._tolerated(*pair, moved) for pair in pairs]
+            here = each[0].ratio > FAR and each[0].error > MAX_TOLERANCE
+            shown = each[0] if here else sorted(each, key=lambda trial: trial.ratio)[-2]
             off, far = (sum(trial.ratio > times for trial in each) for times in (1.0, FAR))
-            one = replace(outcomes[at], judged=each[-2], off=off, far=far, trials=TRIALS)
+            one = replace(outcomes[at], judged=shown, off=off, far=far, is_wrong_here=here, trials=TRIALS)
             found[at] = replace(one, moved=moved, values=values)
         return found
 
@@ -193,7 +211,9 @@ class Steps:
         if why_not:
             return unclear(f"a step could not be compared: {why_not}")
         if self._is_unsteady:
-            return unclear("tinygrad's own schedules make something else of the same values each time")
+            return unclear("a step does not make the same of the same values each time")
+        if self._was_off and not self._tries:
+            return unclear("a step differs by more than one kernel may, and did not run in trials")
         if missing := {*changed} - self._right - self._noise:
             reason = f"no step tells what {len(missing)} of {counted(len({*changed}), 'changed kernel')} make"
             if (opened := self._open) is None:
@@ -211,12 +231,27 @@ class Steps:
         return f"{counted(self._count, 'step')}, each from the same values with both{left_out}"
 
 
-def _changes(trial: Trial, after: Pieces, *, of: Trial | None = None) -> Iterator[Piece]:
-    """By how much values changed, one piece after the other. Where tinygrad's own schedules changed none in the trial
-    that it is one `of`, or nothing was there, what they are."""
+def _has_numbers(piece: Piece) -> bool:
+    import numpy as np
+
+    return bool(np.isfinite(piece.values).any()) if piece.eps else True
+
+
+def _without_values(one: _Outcome) -> _Outcome:
+    """The same with the shape of the piece alone."""
+    import numpy as np
+
+    piece = one.judged.piece
+    piece = replace(piece, values=np.broadcast_to(piece.values.dtype.type(0), piece.values.shape))
+    return replace(one, judged=replace(one.judged, piece=piece), own=piece, chosen=piece)
+
+
+def _changes(trial: Trial, after: Pieces, updated: Sequence[bool], *, of: Trial | None = None) -> Iterator[Piece]:
+    """By how much values changed of what is `updated`, one piece after the other; of others what they are, and where
+    tinygrad's own schedules changed nothing in the trial that it is one `of`."""
     of = of or trial
-    for pieces in zip(trial.before, after, of.before, of.own, strict=True):
-        yield _change(*pieces) if pieces[1].eps else pieces[1]
+    for is_updated, *pieces in zip(updated, trial.before, after, of.before, of.own, strict=True):
+        yield _change(*pieces) if is_updated and pieces[1].eps else pieces[1]
 
 
 def _change(before: Piece, after: Piece, own_before: Piece, own: Piece) -> Piece:

@@ -5,7 +5,7 @@ seeds of Python, NumPy and tinygrad fixed, standard input empty, and what it pri
 the script, after whatever the script sets in its environment. What it leaves is read when it is over and its threads
 have ended, before its exit handlers run, and before tinygrad closes its devices. Replays of its `TinyJit`s are timed
 one by one (`kcg.compat.replays`), and its steps are compared with those that tinygrad's own schedules make of the same
-values (`kcg.compat.lockstep`): neither changes anything that it computes.
+values (`kcg.compat.lockstep`): neither changes what it computes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Ran:
     untimed: str = ""  # why its replays were not timed
     clock: str = ""  # by which they were, in words
     given: int = 0  # kernels that ran as programs that were there
-    lockstep: ModelCheck | None = None  # what its steps came to; None where nothing was chosen
+    lockstep: ModelCheck | None = None  # what its steps came to; None where they were not compared
     seconds: float = 0.0
 
 
@@ -103,7 +103,7 @@ class _Run:
         self._stays.enter_context(opening(self.dev))
         self._stays.enter_context(self._observer.watch())
         self._stays.enter_context(self._clock.watch())
-        if self.job["result"] and self.job["compared"]:
+        if self.job["result"] and self.job["lockstep"]:
             self._stays.enter_context(self._lockstep.watch())
         try:
             run_as_main(self.program)
@@ -215,7 +215,7 @@ class _Run:
         except KcgError as error:  # another device than the result is for, for one
             self.refused = str(error)
             raise
-        if self.job["compared"]:
+        if self.job["lockstep"]:
             self._plain = without_opts(result)
             others = rounding_of_sums(result, but=self._plain)
             tries = self.job["tries"]

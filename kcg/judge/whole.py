@@ -274,8 +274,9 @@ def rounding_of_sums(result: Result, *, but: Collection[str] = ()) -> float:
 # 3 · max(D, eps, eps(stored)) · max(1, √K · eps(sum) / max(eps, eps(stored)))
 #
 # where eps(stored) is that of the coarsest dtype in which its kernels store anything. Each piece has a tolerance of its
-# own; above 0.25 nothing can be told. Whole numbers and booleans must be equal. Where they are not, a kernel is wrong
-# for certain only if no kernel of the script computes with floating values, and nothing can be told either.
+# own; above 0.25 nothing can be told. Whole numbers and booleans must be equal, but for what rounding turns of them in
+# a step. Where they are not, a kernel is wrong for certain only if no kernel of the script computes with floating
+# values, and nothing can be told either.
 
 PLACES = {
     ALIVE: "alive at its end",

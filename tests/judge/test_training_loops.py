@@ -55,7 +55,17 @@ class Loop:
                 first = self.trial(None)
                 of_gradient = replace(first.chosen[0], fed_by=(GRADIENT,))
                 first = replace(first, chosen=(of_gradient, *first.chosen[1:]))
-                steps.judge(Step("step", first, (False, False, True), 0, lambda: self.trial(None).own, self.trial))
+                steps.judge(
+                    Step(
+                        "step",
+                        first,
+                        (False, False, True),
+                        (True, True, False),
+                        0,
+                        lambda: self.trial(None).own,
+                        self.trial,
+                    )
+                )
             self.values = (self.values[0], *self.step(self.values, self.gradient)[0])
         return steps.check([GRADIENT], why_not="").passed
 
@@ -166,7 +176,8 @@ def verdict(
 
     steps = Steps(rounding, seed=0)
     repeated = (piece(own if again is None else again), *right)
-    steps.judge(Step("step", first, (before is None,) * (1 + others_right), 0, lambda: repeated, trials))
+    each = (before is None,) * (1 + others_right)
+    steps.judge(Step("step", first, each, tuple(not one for one in each), 0, lambda: repeated, trials))
     return steps.check(["kernel"], why_not="").passed
 
 
@@ -181,11 +192,18 @@ def test_what_another_order_of_sums_does_is_tolerated() -> None:
 def test_what_one_trial_alone_shows_is_a_comparison_that_rounding_turned() -> None:
     """As the mask of a ReLU; in each trial it is a fault, in some nothing is told."""
     off = VALUES.copy()
-    off[3] *= 2
+    off[3] *= np.float32(1.2)
     right, wrong = (VALUES, VALUES), (VALUES, off)
     assert verdict(VALUES, off, others=(right, right, right)) is True
     assert verdict(VALUES, off, others=(wrong, right, right)) is None
     assert verdict(VALUES, off, others=(wrong, wrong, wrong)) is False
+
+
+def test_a_kernel_that_is_wrong_on_one_number_alone_is_wrong() -> None:
+    """In further trials that number is another one."""
+    off = VALUES.copy()
+    off[3] *= 2
+    assert verdict(VALUES, off, others=((VALUES, VALUES),) * 3) is False
 
 
 def test_noise_tells_of_no_schedule_where_the_rest_of_the_step_does() -> None:
@@ -208,6 +226,8 @@ def test_zeros_tell_where_nothing_was_there_before() -> None:
     assert verdict(zeros, zeros) is True
     assert verdict(zeros, zeros, before=zeros) is None
     assert verdict(zeros, np.ones(4, np.float32)) is False
+    none = np.full(4, np.nan, np.float32)
+    assert verdict(none, none) is None, "it may be what was there before"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -239,18 +259,41 @@ def test_own_schedules_that_make_something_else_each_time_tell_nothing() -> None
 
 def test_what_rounding_does_is_found_out_once_for_each_step() -> None:
     trials = list[int | None]()
-
-    def trial(seed: int | None, places: Sequence[int], plain: bool) -> Trial:
-        trials.append(seed)
-        some = (piece(VALUES),), (piece(VALUES * np.float32(1.001)),), (piece(VALUES * np.float32(0.9995)),)
-        return Trial((piece(-VALUES),), *(some if plain else some[:2]), changed=1)
-
     steps, own = Steps(ROUNDING, seed=3), (piece(VALUES),)
-    for name, off in (("step", 1.001), ("step", 1.0011), ("step", 1.1), ("another", 1.001)):
-        first = Trial((piece(-VALUES),), own, (piece(VALUES * np.float32(off), "kernel"),))
-        steps.judge(Step(name, first, (False,), 0, lambda: own, trial))
+    for name, off in (("step", 1.001), ("step", 1.0011), ("step", 1.002), ("another", 1.001)):
+        made, before = (piece(VALUES * np.float32(off), "kernel"),), (piece(-VALUES),)
+
+        def trial(seed: int | None, places: Sequence[int], plain: bool, made: Pieces = made) -> Trial:
+            trials.append(seed)
+            return Trial((piece(-VALUES),), own, made, (piece(VALUES * np.float32(0.9995)),) if plain else (), 1)
+
+        steps.judge(Step(name, Trial(before, own, made), (False,), (False,), 0, lambda: own, trial))
     assert trials == [None, 1_000_003, 2_000_003, 3_000_003] * 3, "not where it is off by no more than before"
     assert steps.check(["kernel"], why_not="").passed
+
+
+def test_without_trials_what_is_off_once_is_not_right() -> None:
+    """A kernel that was right before may be wrong on other data."""
+
+    def trial(seed: int | None, places: Sequence[int], plain: bool) -> Trial:
+        raise AssertionError("it does not try")
+
+    steps, own, before = Steps(ROUNDING, seed=0, tries=False), (piece(VALUES),), (piece(-VALUES),)
+    for off, passed in ((1.0, True), (2.0, None), (1.0, None)):
+        made = (piece(VALUES * np.float32(off), "kernel"),)
+        steps.judge(Step("step", Trial(before, own, made), (False,), (False,), 0, lambda: own, trial))
+        assert steps.check(["kernel"], why_not="").passed is passed
+
+
+def test_chosen_schedules_that_make_something_else_each_time_tell_nothing() -> None:
+    own, before, made = (piece(VALUES),), (piece(-VALUES),), (piece(VALUES * np.float32(2), "kernel"),)
+
+    def trial(seed: int | None, places: Sequence[int], plain: bool) -> Trial:
+        return Trial(before, own, own, own if plain else (), 1)
+
+    steps = Steps(ROUNDING, seed=0)
+    steps.judge(Step("step", Trial(before, own, made), (False,), (False,), 0, lambda: own, trial))
+    assert steps.check(["kernel"], why_not="").reason.endswith("does not make the same of the same values each time")
 
 
 def test_what_came_into_no_step_and_what_could_not_be_compared_is_said() -> None:

@@ -180,7 +180,7 @@ def test_how_it_ends_is_told_by_two_runs_with_tinygrads_own_where_no_step_proves
 ) -> None:
     monkeypatch.setattr(whole_script, "_by_steps", lambda chosen, proven=False: None)
     result = check(wrong, "checks-itself")
-    assert result.passed is False and result.runs == 4, result
+    assert result.passed is False and result.runs == 5, "one more without comparing steps"
     report = (
         "the script fails with the chosen schedules, and not with tinygrad's own: it raised AssertionError: off by "
     )
@@ -195,7 +195,7 @@ def test_a_script_that_does_not_repeat_itself_or_makes_much_of_rounding_is_compa
     """It depends on the system's random numbers, on a file, or its values on rounding alone."""
     arguments = (how, str(tmp_path / "runs.txt")) if " " in how else (how,)
     result = check(result_of(SCRIPT, *arguments), *arguments)
-    assert result.passed and result.runs == 2, result
+    assert result.passed and result.runs == 2 + (how == "chaos"), "with trials, where one kernel does not explain it"
     assert re.fullmatch(r"\d+ steps?, each from the same values with both", result.compared), result
 
 
@@ -364,7 +364,7 @@ class Rounds:
     def own(self) -> Ran:
         return self.run()
 
-    def run(self, place: int | None = None, *, compared: bool = True, tries: bool = False) -> Ran:
+    def run(self, place: int | None = None, *, compared: bool = True, **how: bool) -> Ran:
         assert compared is (place not in self.order), "what the first run of each leaves is compared"
         self.order.append(place)
         seconds = self._taken_s[place] + 0.01 * self.order.count(place)
