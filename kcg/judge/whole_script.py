@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
 LEAST = 0.5  # a run takes so much of the recording at least, whatever that lowered: 6.5 s of 12.6
+WITHOUT_OPTS = 0.5  # of what lowering took in the recording, what lowering the kernels of its steps without Opts takes
 TIMES = 10.0  # so many times what is expected is waited for then
 
 REPLAYS = 3  # warm ones that a step has at least, or it is not timed
@@ -149,7 +150,7 @@ class Script(Runner):
         if not self.feeds_back:
             return times * step_s
         plain_s = min(PLAIN_S, slower_without_opts(self.dev) * step_s)
-        return (times + 1 + 2 * TRIALS) * step_s + PLAIN_TRIALS * plain_s
+        return (times + 1 + 2 * TRIALS) * step_s + PLAIN_TRIALS * plain_s + WITHOUT_OPTS * self.spared_s
 
     @cached_property
     def feeds_back(self) -> bool:
