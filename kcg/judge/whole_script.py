@@ -290,7 +290,7 @@ class _Comparison:
             self._saw_steps(None, own)
         seen: list[ModelCheck] = []
         for place in range(len(self._results)):
-            if seen and seen[0].passed is None:  # it does not repeat itself, say: with other plans neither
+            if seen and seen[0].passed is None:  # its steps tell nothing, say: with other plans neither
                 seen.append(seen[0])
             elif self._untimed and any(check.passed for check in seen):
                 seen.append(ModelCheck(None, RIGHT_BEFORE))
