@@ -18,6 +18,7 @@ from typing import Any
 from tinygrad import Tensor
 
 from kcg.compat.capture import plain_name
+from kcg.compat.observing import calls_in
 from kcg.compat.programs import captured_at_once
 from kcg.compat.tiny import Context, Ops, UOp, dtypes
 
@@ -134,7 +135,7 @@ def values_of(program: Any, device: str) -> list[Value]:
     from tinygrad.engine.realize import get_call_arg_uops, get_call_outs_ins
 
     written: dict[UOp, str] = {}
-    for call in _calls_in(program.captured.linear):
+    for call in calls_in(program.captured.linear):
         arguments = get_call_arg_uops(call)
         for place in get_call_outs_ins(call)[0]:
             for node in arguments[place].toposort():
@@ -150,16 +151,6 @@ def memory_of_tensors(tensors: Sequence[Tensor], device: str) -> list[Any]:
     bases = (tensor.uop.base for tensor in tensors)
     nodes = (base.buf_uop if base.op is Ops.AFTER else base for base in bases)  # what was assigned to
     return [one for node in nodes for one in _memory_of(node, device)]
-
-
-def _calls_in(linear: UOp) -> Iterator[UOp]:
-    """The calls of a captured program, those in its graphs too."""
-    for call in linear.src:
-        body = call.src[0]
-        if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
-            yield from body.src[0].src
-        else:
-            yield call
 
 
 def _memory_of(node: UOp, device: str) -> Iterator[Any]:

@@ -20,14 +20,26 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kcg.compat.capture import when_imported
-from kcg.compat.observing import STEP, Follower, Piece, StepMemory, buffers_of, fitting, name_of, piece_of, shake
+from kcg.compat.observing import (
+    STEP,
+    Follower,
+    Piece,
+    StepMemory,
+    buffers_of,
+    calls_in,
+    fitting,
+    name_of,
+    piece_of,
+    shake,
+)
+from kcg.compat.stretch import FILES
 
 if TYPE_CHECKING:
     from kcg.compat.tiny import Buffer, UOp
@@ -35,9 +47,8 @@ if TYPE_CHECKING:
 PART_BYTES = 1 << 22  # of each buffer so much is changed, and of one without room compared,
 SHAKEN_BYTES = 1 << 26  # of all so much is changed, the small ones first: the host takes time to read and write it
 ONES_BYTES = 1 << 24  # of ones in every bit, at once
-FILED = ("DISK", "TINYFS")  # tinygrad's devices that are files
 QUEUES = "tinygrad put a step into hardware queues of its own (HCQ2=1), which cannot be run twice"
-FILES = "a step writes to a file"
+WRITES_A_FILE = "a step writes to a file"
 """Why a step is not compared, beside what fails."""
 
 Pieces = tuple[Piece, ...]
@@ -155,8 +166,8 @@ class Lockstep:
 
         @functools.wraps(compile_before)
         def compiled(linear: UOp, *rest: Any, **named: Any) -> UOp:
-            self._now.planned = linear
             after: UOp = compile_before(linear, *rest, **named)
+            self._now.planned = linear, after
             return after
 
         @functools.wraps(lower)
@@ -166,7 +177,8 @@ class Lockstep:
                 if self._changed_in(chosen):
                     with self._own_schedules(False):
                         lower(linear, held_bufs, input_uops)
-                    self._captured[chosen] = _Own(self._now.planned, held_bufs, self._own_schedules)
+                    planned, own = self._now.planned
+                    self._captured[chosen] = _Own(planned, held_bufs, self._own_schedules, own)
             self._now.planned = None
             return chosen
 
@@ -196,7 +208,9 @@ class Lockstep:
     # ---- a step ----
 
     def _changed_in(self, linear: UOp) -> frozenset[str]:
-        return self._changed.intersection(map(name_of, _calls(linear)))
+        if any(_is_queued(call) for call in linear.src):
+            raise NotImplementedError(QUEUES)
+        return self._changed.intersection(map(name_of, calls_in(linear)))
 
     def _twice(
         self,
@@ -222,7 +236,7 @@ class Lockstep:
                 return returned
             with self._trying():
                 follower = Follower(StepMemory(seen.written))
-                for call in _calls(chosen):
+                for call in calls_in(chosen):
                     follower.follow(call, inputs)
                 fed_by = [tuple(sorted(self._changed & follower.memory.fed_by(one))) for one in seen.compared]
                 made = tuple(replace(one, fed_by=by) for one, by in zip(seen.pieces(), fed_by, strict=True))
@@ -236,21 +250,18 @@ class Lockstep:
 class _Own:
     """A step as tinygrad schedules it."""
 
-    def __init__(self, planned: UOp, held: set[UOp], own_schedules: OwnSchedules) -> None:
-        """`held` is memory that is there beyond the step."""
+    def __init__(self, planned: UOp, held: set[UOp], own_schedules: OwnSchedules, compiled: UOp | None = None) -> None:
+        """`planned`, and `compiled` where it is; `held` is memory that is there beyond the step."""
         from tinygrad.uop.ops import buffers
-
-        from kcg.compat.tiny import Ops
 
         def is_there(node: UOp) -> bool:
             return node in held or ((known := buffers.get(node)) is not None and known.is_allocated())
 
-        arguments = {argument for call in planned.src for argument in call.src[1:]}
-        nodes = {node for one in arguments for node in one.toposort() if node.op is Ops.BUFFER}
+        nodes = _buffers_in(argument for call in planned.src for argument in call.src[1:])
         self.held = {node for node in nodes if is_there(node)}
         self._between = nodes - self.held
         self._planned, self._own_schedules = planned, own_schedules
-        self._compiled: dict[bool, UOp] = {}
+        self._compiled = {} if compiled is None else {False: compiled}
 
     def linear(self, *, plain: bool = False) -> UOp:
         """Compiled, without graphs; `plain`: without Opts."""
@@ -404,43 +415,31 @@ def _fill_with_ones(buffer: Buffer) -> None:
         buffer.view(size, dtypes.uint8, begin).ensure_allocated().copy_from(of)
 
 
+def _is_queued(call: UOp) -> bool:
+    from kcg.compat.tiny import Ops
+
+    return bool(call.src[0].op is Ops.CUSTOM_FUNCTION and call.src[0].arg == "hcq")
+
+
 def _is_due(count: int) -> bool:
     """Whether a step is compared at its `count`-th execution: the powers of two."""
     return count & (count - 1) == 0
-
-
-def _calls(linear: UOp) -> Iterator[UOp]:
-    """The calls of a linear, with those in its graphs."""
-    from kcg.compat.tiny import Ops
-
-    for call in linear.src:
-        body = call.src[0]
-        if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
-            yield from body.src[0].src
-        elif body.op is Ops.CUSTOM_FUNCTION and body.arg == "hcq":
-            raise NotImplementedError(QUEUES)
-        else:
-            yield call
 
 
 def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buffer]]:
     """The buffers beyond a step that it writes, and those that it reads, each once."""
     from tinygrad.engine.realize import get_call_outs_ins, resolve_params
 
-    from kcg.compat.tiny import Ops
-
-    given = {node for one in inputs for node in one.toposort() if node.op is Ops.BUFFER}
+    beyond = own.held | _buffers_in(inputs)
     written: dict[int, Buffer] = {}
     read: dict[int, Buffer] = {}
-    for call in _calls(own.linear()):
+    for call in calls_in(own.linear()):
         arguments = resolve_params(call, tuple(inputs))
         for found, places in zip((written, read), get_call_outs_ins(call), strict=True):
-            nodes = {node for place in places for node in arguments[place].toposort() if node.op is Ops.BUFFER}
-            for node in nodes:
-                if node in own.held or node in given:
-                    found.update({id(one.base): one.base for one in buffers_of(node.buffer)})
-    if any(one.device.startswith(FILED) for one in written.values()):
-        raise NotImplementedError(FILES)
+            for node in _buffers_in(arguments[place] for place in places) & beyond:
+                found.update({id(one.base): one.base for one in buffers_of(node.buffer)})
+    if any(one.device.startswith(FILES) for one in written.values()):
+        raise NotImplementedError(WRITES_A_FILE)
     return list(written.values()), list(read.values())
 
 
@@ -448,16 +447,20 @@ def _named(linear: UOp, inputs: Sequence[UOp]) -> Iterator[Buffer]:
     """The buffers that its calls name."""
     from tinygrad.engine.realize import resolve_params
 
+    for node in _buffers_in(one for call in calls_in(linear) for one in resolve_params(call, tuple(inputs))):
+        yield from (one.base for one in buffers_of(node.buffer))
+
+
+def _buffers_in(arguments: Iterable[UOp]) -> set[UOp]:
+    """The buffers that these are, or are views of."""
     from kcg.compat.tiny import Ops
 
-    arguments = {one for call in _calls(linear) for one in resolve_params(call, tuple(inputs))}
-    for node in {node for one in arguments for node in one.toposort() if node.op is Ops.BUFFER}:
-        yield from (one.base for one in buffers_of(node.buffer))
+    return {node for one in set(arguments) for node in one.toposort() if node.op is Ops.BUFFER}
 
 
 def _is_host(buffer: Buffer) -> bool:
     """Whether it is the host's or a file's, which is not to be changed."""
-    return bool(buffer.device.startswith(("PYTHON", "NPY", *FILED)))
+    return bool(buffer.device.startswith(("PYTHON", "NPY", *FILES)))
 
 
 def _shapes() -> dict[int, tuple[Any, ...]]:

@@ -440,6 +440,18 @@ def _written(ast: UOp) -> tuple[int, ...]:
     return tuple(sorted(slots))
 
 
+def calls_in(linear: UOp) -> Iterator[UOp]:
+    """The calls of a captured program, those in its graphs too."""
+    from kcg.compat.tiny import Ops
+
+    for call in linear.src:
+        body = call.src[0]
+        if body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph":
+            yield from body.src[0].src
+        else:
+            yield call
+
+
 def buffers_of(buffer: Any) -> Sequence[Buffer]:
     """One buffer, or those of a tensor on several devices."""
     return getattr(buffer, "bufs", None) or (buffer,)

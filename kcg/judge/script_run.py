@@ -151,8 +151,7 @@ class _Run:
         return {name: getattr(check, name) for name in ("passed", "reason", "error", "tolerance", "compared")}
 
     def _own_schedules(self, plain: bool) -> contextlib.AbstractContextManager[None]:
-        if self._place is None:
-            return contextlib.nullcontext()
+        assert self._place is not None
         return self._place.own_schedules(self._plain if plain else ())
 
     def _judge(self, step: Step) -> None:

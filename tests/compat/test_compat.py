@@ -322,6 +322,10 @@ def test_functions_that_kcg_replaces_are_looked_up_when_they_are_called() -> Non
     assert "def transform_to_call(big_sink:UOp) -> tuple[UOp, dict[UOp, UOp]]:" in inspect.getsource(tinygrad.tensor)
     assert "jit_lower(" in inspect.getsource(jit._TinyJit.__call__)
     assert "run_linear(" in inspect.getsource(jit.CapturedJit.__call__)
+    assert "linear = compile_linear(linear, " in inspect.getsource(jit)
+    copying = "_copy_input(u) if u in self._written_uops else u for u in input_uops"
+    assert copying in inspect.getsource(jit.CapturedJit.__call__)
+    assert "run_linear(*Tensor.linear_with_vars(*to_realize), " in inspect.getsource(Tensor.realize)
     scheduling_of_tensors = inspect.getsource(Tensor.linear_with_vars)
     assert all(f"{name}(" in scheduling_of_tensors for name in ("transform_to_call", "create_linear_with_vars"))
     assert isinstance(Tensor.__dict__["_wrap_uop"], classmethod)
