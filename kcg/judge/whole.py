@@ -52,6 +52,8 @@ class Runner:
 
     what: str  # a model, a script or a function
     most_s: float = math.inf  # without a budget more than two plans are compared where that takes no longer
+    several_s: float = math.inf
+    """The same without thorough effort, of more than the plans for which a budget keeps time."""
     apart: Collection[str] = ()  # ids of kernels and regions that were seen to feed nothing which differed
     replayed_s: float = 0.0  # of the last checks, what they took beyond comparing
 

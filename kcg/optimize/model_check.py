@@ -56,7 +56,8 @@ def check_models(
         return kept
 
     rounds_s = math.inf
-    if estimates.settings.effort != "thorough" and len(due) > COMPARED:
+    is_thorough = estimates.settings.effort == "thorough"
+    if not is_thorough and len(due) > COMPARED:
         due = first(COMPARED, "it is like the best ones, and its parts take more: --effort thorough compares it too")
     if budget.over_at is not None and budget.limit_s is not None:
         left_s = budget.over_at - time.monotonic()
@@ -70,8 +71,9 @@ def check_models(
         timeout_s = max(left_s, needed_s(len(due))) + over_s  # no answer would cost more than a late one
         rounds_s = max(left_s, 0.0)
     else:
-        many = [many for many in range(2, len(due) + 1) if needed_s(many) <= runner.most_s]
-        due = first(many[-1] if many else min(2, len(due)), f"a run of the {runner.what} is long")
+        most_s, least = (runner.most_s, 2) if is_thorough else (min(runner.most_s, runner.several_s), runner.plans)
+        many = [many for many in range(2, len(due) + 1) if needed_s(many) <= most_s]
+        due = first(many[-1] if many else min(least, len(due)), f"a run of the {runner.what} is long")
         timeout_s = runner.timeout_s(needed_s(len(due)))
     words = f" of {len(due)} plans" if len(due) > 1 else ""
     begun, expected_s = time.monotonic(), needed_s(len(due))

@@ -109,6 +109,25 @@ def test_without_a_budget_a_long_one_runs_with_the_best_plan_and_with_every_kern
 
 
 @pytest.mark.parametrize(
+    ("several_s", "keeps", "asked"),
+    [(ONE_S + 3 * FURTHER_S, 1, [0, 1, 3]), (ONE_S + FURTHER_S, 1, [0, 3]), (ONE_S, 1, [0]), (ONE_S, 2, [0, 3])],
+)
+def test_without_a_budget_plans_are_compared_where_that_is_soon_done(
+    several_s: float, keeps: int, asked: list[int]
+) -> None:
+    """Else as many as a budget keeps time for; who asked for thorough effort has all."""
+
+    class Long(Whole):
+        plans = keeps
+
+    whole, thorough = Long(), Long()
+    whole.several_s = thorough.several_s = several_s
+    Run(whole, effort="normal").checks(4)
+    Run(thorough).checks(4)
+    assert (whole.compared, thorough.compared) == (asked, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
     ("passed", "said"),
     [
         ((True, None), []),
