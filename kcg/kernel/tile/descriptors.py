@@ -86,7 +86,7 @@ def boxes_of(access: Access, axes: tuple[Axis, Axis]) -> Boxes | None:
     if steps is None or access.gates:
         return None
     itemsize = access.buffer.dtype.itemsize
-    along = [_step(steps, axis.ranges) for axis in axes]
+    along = [step_along(steps, axis.ranges) for axis in axes]
     if None in along or 1 not in along or min(s for s in along if s is not None) < 1:
         return None
     transposed = along[0] == 1 and along[1] != 1
@@ -120,7 +120,7 @@ def describe(boxes: Boxes, outer: Frame) -> Described:
     return Described(name, tuple(r for r, _ in boxes.leading), boxes.transposed, boxes.sizes)
 
 
-def _step(steps: dict[UOp | None, int], ranges: Sequence[UOp]) -> int | None:
+def step_along(steps: dict[UOp | None, int], ranges: Sequence[UOp]) -> int | None:
     """The step from one element to the next along ranges that are flattened; None where it is not always the same."""
     last = steps.get(ranges[-1], 0)
     inner = 1

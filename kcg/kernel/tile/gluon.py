@@ -76,14 +76,14 @@ def shared_layout(sizes: Sequence[int], dtype: DType) -> str:
 
 def descriptor(boxes: Boxes, start: str, extents: Sequence[str], dtype: DType) -> str:
     """What makes the descriptor of blocks in memory, from their first element on; `extents` as `Boxes.extents`."""
-    return _descriptor(start, extents, [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
+    return described(start, extents, [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
 
 
 def descriptor_of_all(boxes: Boxes, extents: Sequence[str], dtype: DType) -> str:
     """As `descriptor`, of the blocks at all places of the leading ranges, which are its first axes."""
     totals = [*(str(extent(r)) for r, _ in boxes.leading), *extents]
     strides = [*(step for _, step in boxes.leading), boxes.wide, 1]
-    return _descriptor(boxes.buffer, totals, strides, sizes_of_all(boxes), dtype)
+    return described(boxes.buffer, totals, strides, sizes_of_all(boxes), dtype)
 
 
 def sizes_of_all(boxes: Boxes) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def sizes_of_all(boxes: Boxes) -> tuple[int, ...]:
     return *(1 for _ in boxes.leading), *boxes.ordered(boxes.sizes)
 
 
-def _descriptor(start: str, totals: Sequence[str], strides: Sequence[int], sizes: Sequence[int], dtype: DType) -> str:
+def described(start: str, totals: Sequence[str], strides: Sequence[int], sizes: Sequence[int], dtype: DType) -> str:
     return (
         f"tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], strides=[{', '.join(map(str, strides))}], "
         f"block_shape=[{', '.join(map(str, sizes))}], layout={shared_layout(sizes, dtype)})"

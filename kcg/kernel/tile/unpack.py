@@ -24,6 +24,7 @@ EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
 WIDE_LAYOUT = "neighbours"
+FROM_BYTE = "_from_byte"
 
 _Raw = tuple[int, Steps, int, int | None, int]
 """A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
@@ -68,8 +69,8 @@ class Words:
             low = raw[(*key, word.number)]
             high = raw.get((*key, word.number + 1), low)
             amount = self._bits_before(word.steps, word.anywhere)
-            self.frame.writer.helpers["_from_byte"] = _FUNNEL if self.frame.writer.ptx else _PLAIN_FUNNEL
-            text = f"_from_byte({low.text}, {high.text}, {amount.text})"
+            self.frame.writer.helpers[FROM_BYTE] = FUNNEL if self.frame.writer.ptx else PLAIN_FUNNEL
+            text = f"{FROM_BYTE}({low.text}, {high.text}, {amount.text})"
             self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
 
     def _words_of(self, slot: int, nbytes: int) -> str:
@@ -386,13 +387,13 @@ def _with_{mask}(bits, word):
 """
 """Some bits of a word beside others."""
 
-_FUNNEL = """
+FUNNEL = """
 @triton.jit
 def _from_byte(low, high, amount):
     asm: tl.constexpr = "shf.r.clamp.b32 $0, $1, $2, $3;"
     return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
 """
-_PLAIN_FUNNEL = """
+PLAIN_FUNNEL = """
 @triton.jit
 def _from_byte(low, high, amount):
     return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> amount.to(tl.uint64)).to(tl.uint32)

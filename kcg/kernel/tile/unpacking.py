@@ -1,19 +1,21 @@
 """Products with packed weights by specialised warps, in Gluon: groups of warps unpack, others multiply.
 
-Programs are persistent. Two groups unpack in turns: each loads words of the weights, makes numbers of 16 bits of them,
-and stores these into a slot of a ring of shared memory, as the tensor core reads them; TMA brings the vectors' block
-into the same slot. Two other groups, of half of the tile's rows each, multiply (as in `pipelined.py`). So the tensor
-core has products to make while weights are unpacked: one program that does both in turn takes about as long as both
-together.
+Programs are persistent. Two groups unpack in turns: each takes words of the weights apart, makes numbers of 16 bits of
+them, and stores these into a slot of a ring of shared memory, as the tensor core reads them; TMA brings the vectors'
+block into the same slot. Two other groups, of half of the tile's rows each, multiply (as in `pipelined.py`). So the
+tensor core has products to make while weights are unpacked: one program that does both in turn takes about as long as
+both together.
 
 Which numbers are made of which bits is written as for every product with packed weights (`unpack.py`). A turn has all
-numbers that share bytes, of one slot or of several after each other. A thread takes neighbouring bytes apart: what it
-makes of one byte at one choice among its numbers is a piece, and pieces become a slot's block without a move. A group
-asks for the words of its next turn as soon as this one's weights are stored; the other one unpacks meanwhile.
+numbers that share bytes, of one slot or of several after each other, and a thread makes those of a row. The bytes of
+each row come by TMA as well, into two buffers of a group's own: it asks for those of its next turn before it takes
+this one's apart. TMA begins at any byte, so words are aligned in shared memory whatever the size of a block of weights
+is, and rows far from each other cost no cycles of the L1 cache: loads through registers took most of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from kcg.kernel.reading.accesses import Access
 from kcg.kernel.reading.contractions import Contraction
 from kcg.kernel.reading.factors import NARROW
 from kcg.kernel.reading.kernel import TileKernel
-from kcg.kernel.reading.packed import Unpacked, written_out
+from kcg.kernel.reading.packed import WORD_BYTES, Unpacked, written_out
 from kcg.kernel.reading.unsupported import UnsupportedTile
 from kcg.kernel.tile.contraction import (
     Sums,
@@ -38,9 +40,9 @@ from kcg.kernel.tile.contraction import (
     unpacked_block,
     unpacks,
 )
-from kcg.kernel.tile.descriptors import Boxes
+from kcg.kernel.tile.descriptors import ALIGNED, Boxes
 from kcg.kernel.tile.device import Device, Figures, device_of
-from kcg.kernel.tile.emit import Frame, Lines, Writer
+from kcg.kernel.tile.emit import Block, Frame, Lines, Writer
 from kcg.kernel.tile.epilogue import store_tile
 from kcg.kernel.tile.form import COMPILER_BYTES, UNCERTAIN, Axes, Form, Start, keeps_small
 from kcg.kernel.tile.gemm import GROUPS, MatmulPlan, check_axes, epilogue_s, swizzle_needs
@@ -50,21 +52,23 @@ from kcg.kernel.tile.gluon import (
     add_function,
     allocated,
     arguments_of,
+    described,
     descriptor,
     end_products,
     partitioned,
     send_products,
+    shared_layout,
     sums_layout,
 )
-from kcg.kernel.tile.naming import words_of
+from kcg.kernel.tile.packed_rows import PackedRows, RowBytes, packed_rows
 from kcg.kernel.tile.parameters import TMA, UNPACKING, TileParameters
 from kcg.kernel.tile.pipelined import LEAST_SIZE, SUSTAINED, opened_tile
-from kcg.kernel.tile.plan import Barriers, Load, Loop, Need, Registers, Shared, Times, Way
+from kcg.kernel.tile.plan import Barriers, Loop, Need, Registers, Shared, Times
 from kcg.kernel.tile.ring import HERE, Ring, add_barriers
 from kcg.kernel.tile.targets import most_specialized_stages
-from kcg.kernel.tile.tiles import Axis, bind_axis, count_of, open_frame
-from kcg.kernel.tile.unpack import WideWords, Words
-from kcg.kernel.tile.views import MIN_TILE, MatmulView
+from kcg.kernel.tile.tiles import Axis, count_of, open_frame
+from kcg.kernel.tile.unpack import FROM_BYTE, FUNNEL, PLAIN_FUNNEL, Words
+from kcg.kernel.tile.views import MatmulView
 from kcg.types import Target
 
 TILES = ((256, 128), (128, 128))
@@ -74,10 +78,13 @@ TURNS = (64, 128, 256)  # terms that a group unpacks at once: whole runs of thos
 STAGES = (2, 3, 4)
 ITEMSIZE = 2  # of a number as it is multiplied
 GROUPS_EACH = 2  # groups of four warps that multiply, and as many that unpack
-UNPACK, PIECES = "unpack", "pieces"
+UNPACK, OF_ROWS, ARRIVED, AS_WORDS = "unpack", "of_rows", "arrived", "as_words"
+_AS_WORDS = """
+as_words = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
+"""
 REGISTERS = 256  # of a thread that multiplies and of one that unpacks together: all that there are
 BESIDE = 32  # registers of a thread that multiplies beside its sums: with 24 all of these were spilled
-ALONG = 16  # neighbouring terms that a thread unpacks: 16 bytes, one load where they are aligned
+ALONG = 64  # neighbouring terms that a thread unpacks: all of a row's
 LANE_BITS = 5  # of a thread's number in its warp
 LEAST_VECTORS = 64
 INSTRUCTIONS = 6  # of a weight that is unpacked, by count of four formats: 4.8 to 9
@@ -168,7 +175,7 @@ def _first(view: MatmulView, target: Target, axes: Axes) -> TileParameters | Non
     if isinstance(found, UnsupportedTile):
         return None
     steps, most = view.kernel.reduce_extent // STEP, device_of(target).shared_bytes
-    stages = [n for n in STAGES if _nbytes(tile, STEP, n) <= most and len(found.parts) < n <= steps]
+    stages = [n for n in STAGES if _nbytes(tile, STEP, n, found.rows) <= most and len(found.parts) < n <= steps]
     if not stages:
         return None
     return TileParameters(
@@ -191,35 +198,21 @@ def _may_unpack(view: MatmulView, target: Target) -> bool:
 # ---- the plan
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Terms of a turn that are made alike: the number of the first among those of one choice, the choice, and the place
-    of each among all terms of the turn."""
-
-    start: int
-    choice: int
-    places: tuple[int, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class UnpackingProduct:
-    """A product, how blocks of its vectors lie in memory, and what a turn of its weights is made of."""
+    """A product, how blocks of its vectors and of its weights lie in memory, and what a turn of these is made of."""
 
     tiled: TiledProduct
     contraction: Contraction  # the vectors first
     boxes: Boxes  # of the vectors: those of a group
     weights: Unpacked
-    parts: tuple[tuple[Piece, ...], ...]  # the pieces of each slot, by their first places
+    rows: PackedRows
+    parts: tuple[tuple[int, ...], ...]  # of each slot which of the turn's terms are in it, in their order
 
     @cached_property
     def turns(self) -> int:
         """Of the loop over terms."""
         return self.tiled.view.kernel.reduce_extent // (len(self.parts) * STEP)
-
-    @property
-    def height(self) -> int:
-        """Terms of a piece."""
-        return len(self.parts[0][0].places)
 
 
 @lru_cache(1024)
@@ -251,9 +244,10 @@ def _product(view: MatmulView, axes: Axes, tile: tuple[int, ...], step: int) -> 
     factors = [[factor.node for factor in side.factors] for side in contraction.sides]
     for turn in TURNS:
         if reduced.total % turn == 0 and reduced.total >= GROUPS_EACH * turn:
-            (of_vectors, of_weights), height = written_out(factors, reduced.ranges, turn, MIN_TILE, ALONG)
-            if parts := _parts(of_vectors, height, turn):
-                return UnpackingProduct(tiled, contraction, boxes, of_weights, parts)
+            (of_vectors, of_weights), _ = written_out(factors, reduced.ranges, turn, 1, ALONG)
+            if parts := _parts(of_vectors, turn):
+                packed = packed_rows(of_weights, tiled.axes[1])
+                return UnpackingProduct(tiled, contraction, boxes, of_weights, packed, parts)
     raise UnsupportedTile("reduce_tile", "no turn has whole runs of terms")
 
 
@@ -263,47 +257,23 @@ def _alone(products: tuple[TiledProduct, ...]) -> tuple[TiledProduct, ...]:
     return products
 
 
-def _parts(vectors: Unpacked, height: int, turn: int) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each slot of a turn, so many terms each, by the places of these in the vectors; none where a turn's
-    terms do not lie beside each other, since TMA loads them as blocks."""
-    along = turn // vectors.written
-    steps = [vectors.loads[_load(term)].steps or {} for term in vectors.terms]
-    first = steps[0].get(None, 0)
-    total = math.prod(map(extent, vectors.ranges))
-    if not along or any(_place(vectors, steps[0], at) != at * vectors.written for at in range(0, total, along)):
+def _parts(vectors: Unpacked, turn: int) -> tuple[tuple[int, ...], ...]:
+    """Which terms of a turn each slot has, by their places in the vectors; none where a turn's terms do not lie beside
+    each other, since TMA loads them as blocks, or are not all written out."""
+    if vectors.written != turn:
         return ()
-    found = [
-        Piece(at, choice, tuple(one.get(None, 0) - first + _place(vectors, one, at + n) for n in range(height)))
-        for at in range(0, along, height)
-        for choice, one in enumerate(steps)
-    ]
-    found.sort(key=lambda piece: piece.places)
-    parts = tuple(tuple(p for p in found if p.places[0] // STEP == n) for n in range(turn // STEP))
-    return parts if all(_is_whole(part, n * STEP) for n, part in enumerate(parts)) else ()
-
-
-def _is_whole(part: Sequence[Piece], begin: int) -> bool:
-    """Whether pieces have all terms of a slot, each by some bits of its place: see `_joined`."""
-    if sorted(place for piece in part for place in piece.places) != list(range(begin, begin + STEP)):
-        return False
-    inside = _bits_inside(part)
-    others = [bit for bit in range(STEP.bit_length() - 1) if bit not in inside]
-    return all(
-        place - begin == _spread(number, others) + _spread(n, inside)
-        for number, piece in enumerate(part)
-        for n, place in enumerate(piece.places)
-    )
-
-
-def _bits_inside(part: Sequence[Piece]) -> list[int]:
-    """Which bits of a place say which term of its piece it is, the lowest first."""
-    first, *others = part[0].places
-    return [(others[(1 << n) - 1] - first).bit_length() - 1 for n in range(len(others).bit_length())]
-
-
-def _spread(number: int, bits: Sequence[int]) -> int:
-    """A number whose bits stand at some places."""
-    return sum((number >> n & 1) << bit for n, bit in enumerate(bits) if bit >= 0)
+    steps = [vectors.loads[_load(term)].steps or {} for term in vectors.terms]
+    along = {axis: step for axis, step in steps[0].items() if axis is not None}
+    if any({axis: step for axis, step in one.items() if axis is not None} != along for one in steps):
+        return ()
+    if any(_place(vectors, along, at) != at * turn for at in range(math.prod(map(extent, vectors.ranges)))):
+        return ()
+    first = min(one.get(None, 0) for one in steps)
+    places = [one.get(None, 0) - first for one in steps]
+    if sorted(places) != list(range(turn)):
+        return ()
+    ordered = sorted(range(turn), key=places.__getitem__)
+    return tuple(tuple(ordered[n : n + STEP]) for n in range(0, turn, STEP))
 
 
 def _load(term: UOp) -> UOp:
@@ -315,7 +285,7 @@ def _load(term: UOp) -> UOp:
 
 
 def _place(unpacked: Unpacked, steps: Mapping[UOp | None, int], number: int) -> int:
-    """Where a term, by its number among those of one choice, is in memory, from the first on."""
+    """Where the terms of a turn begin, by its number, in memory, from the first turn on."""
     place = 0
     for axis in reversed(unpacked.ranges):
         number, digit = divmod(number, extent(axis))
@@ -341,25 +311,19 @@ class UnpackingPlan(MatmulPlan):
 
     @property
     def barriers(self) -> tuple[Barriers, ...]:
-        return self.ring.of_full, self.ring.of_empty
+        return self.ring.of_full, self.ring.of_empty, Barriers(ARRIVED, GROUPS_EACH, 1)
 
     @property
     def shared(self) -> tuple[Shared, ...]:
-        return _shared(self.tile, self.step, self.num_stages)
+        return _shared(self.tile, self.step, self.num_stages, self.product.rows)
 
     @property
     def shared_bytes(self) -> int:
-        return _nbytes(self.tile, self.step, self.num_stages)
+        return _nbytes(self.tile, self.step, self.num_stages, self.product.rows)
 
     @property
     def by_tma(self) -> tuple[Access, ...]:
-        node = self.product.contraction.sides[0].factors[0].node
-        return tuple(load for load in self.view.kernel.loads if load.node is node)
-
-    @property
-    def loads(self) -> tuple[Load, ...]:
-        """Those of words go through registers."""
-        return tuple(replace(one, way=Way.POINTER) if one.way is Way.COPY else one for one in super().loads)
+        return self.view.kernel.loads
 
     @property
     def register_shares(self) -> tuple[int, int]:
@@ -398,43 +362,57 @@ class UnpackingPlan(MatmulPlan):
         return sum(held.values()) + again * words * min(1.0, max(0.0, 2 * words / max(1, cache_bytes) - 1))
 
 
-def _shared(tile: Sequence[int], step: int, stages: int) -> tuple[Shared, ...]:
-    """The ring, and what the compiler takes."""
+def _shared(tile: Sequence[int], step: int, stages: int, packed: PackedRows) -> tuple[Shared, ...]:
+    """The ring, words, and what the compiler takes."""
     rows, columns = tile
     return (
         Shared("rows", ITEMSIZE * step * rows // GROUPS_EACH, stages * GROUPS_EACH),
         Shared("columns", ITEMSIZE * step * columns, stages),
+        *(Shared(_name(n), nbytes * columns, GROUPS_EACH) for n, nbytes in enumerate(itertools.chain(*packed.boxes))),
         Shared("the compiler's", COMPILER_BYTES),
     )
 
 
-def _nbytes(tile: Sequence[int], step: int, stages: int) -> int:
-    return sum(block.nbytes * block.count for block in _shared(tile, step, stages))
+def _nbytes(tile: Sequence[int], step: int, stages: int, packed: PackedRows) -> int:
+    return sum(block.nbytes * block.count for block in _shared(tile, step, stages, packed))
+
+
+def _name(number: int) -> str:
+    """Of a box's buffers in shared memory."""
+    return f"bytes{number}"
+
+
+def _memory(number: int) -> str:
+    """Of a box's descriptor."""
+    return f"packed{number}"
 
 
 # ---- the program
 
 
-def pieces_layout(height: int, rows: int, neighbours: int = 0, *, of_rows: bool = False) -> str:
-    """How pieces of the weights lie with the threads of a group, so many terms of so many rows: a thread has one of the
-    terms, and threads side by side have rows beside each other, which lie in different banks of shared memory. Of what
-    it loads at once a thread has so many neighbours. `of_rows`: blocks of rows alone."""
-    zeros = [0] * bool(neighbours)
-    terms = [[0 if of_rows else 1 << bit, 0, *zeros] for bit in range(height.bit_length() - 1)]
-    bits = [[0, 1 << bit, *zeros] for bit in range(rows.bit_length() - 1)]
-    held = [[0, 0, 1 << bit] for bit in range(neighbours.bit_length() - 1)] if neighbours else []
-    count = LANE_BITS - len(terms)  # bits of a lane's number that say its row
-    lanes, warps, more = [*bits[:count], *terms], bits[count : count + 2], bits[count + 2 :]
-    sizes = [1 if of_rows else height, rows, *([neighbours] if neighbours else [])]
-    return f"gl.DistributedLinearLayout({[*held, *more]}, {lanes}, {warps}, [], {sizes})"
+def rows_layout(rows: int, words: int = 1) -> str:
+    """How blocks of rows, with so many words of each, lie with the threads of a group: a thread has all of a row."""
+    held = [[0, 1 << bit] for bit in range(words.bit_length() - 1)]
+    bits = [[1 << bit, 0] for bit in range(rows.bit_length() - 1)]
+    lanes, warps, more = bits[:LANE_BITS], bits[LANE_BITS : LANE_BITS + 2], bits[LANE_BITS + 2 :]
+    return f"gl.DistributedLinearLayout({[*held, *more]}, {lanes}, {warps}, [], {[rows, words]})"
 
 
-class _Pieces(WideWords):
-    """The words of a piece's rows."""
+class _RowWords(Words):
+    """The words of a turn, of which TMA brought those of each row to shared memory."""
 
-    def _wide_layout(self, axes: frozenset[int], count: int) -> str:
-        height, rows = self.frame.sizes
-        return pieces_layout(height, rows, count, of_rows=0 not in axes)
+    def __init__(self, product: UnpackingProduct, frame: Frame, held: Sequence[Sequence[str]]) -> None:
+        """`held` are the words of each part, of four bytes."""
+        super().__init__(product.weights, frame)
+        self.rows, self.held = product.rows, held
+
+    def _load_words(self) -> None:
+        for word in self.unpacked.words:
+            part, first = self.rows.places[word]
+            text, bits = self.held[part][first // WORD_BYTES], 8 * (first % WORD_BYTES)
+            text = f"{text} >> {bits}" if bits else text
+            block = Block(self.frame.lines.name(text, "word") if bits else text, "uint32", frozenset({0}))
+            self.words[word] = self._down(self.frame.cast(block, f"uint{8 * word.nbytes}"), word.moved)
 
 
 class _Unpacking:
@@ -459,21 +437,35 @@ class _Unpacking:
         stages = self.plan.num_stages
         lines.add(allocated("rows", stages * GROUPS_EACH, (self.plan.group_rows, STEP), self.dtype))
         lines.add(allocated("columns", stages, (self.columns.size, STEP), self.dtype))
+        of_words = tuple(itertools.chain(*self.product.rows.boxes))
+        numbers = range(len(of_words))
+        for number, nbytes in enumerate(of_words):
+            lines.add(f"{_memory(number)} = {self._described(nbytes)}")
+            lines.add(allocated(_name(number), GROUPS_EACH, (self.columns.size, nbytes), dtypes.uint8))
         for barriers in self.plan.barriers:
             add_barriers(lines, barriers)
         lines.add("fence_async_shared()")
         beside = ("rows", "columns", *(barriers.name for barriers in self.plan.barriers))
         given = arguments_of(self.plan.view.kernel)
+        more = ("memory", *map(_memory, numbers), *map(_name, numbers))
         add_function(self.writer, COMPUTE, (*given, *beside), computing, group=True)
-        add_function(self.writer, UNPACK, (*given, "memory", *beside), unpacking, group=True)
+        add_function(self.writer, UNPACK, (*given, *more, *beside), unpacking, group=True)
         own, others = self.plan.register_shares
         lines.add(
             partitioned(
                 Partition(COMPUTE, (*given, *beside), own, GROUPS_EACH),
-                Partition(UNPACK, (*given, "memory", *beside), others, GROUPS_EACH),
+                Partition(UNPACK, (*given, *more, *beside), others, GROUPS_EACH),
             )
         )
         return lines
+
+    def _described(self, nbytes: int) -> str:
+        """What makes the descriptor of boxes of so many bytes of each row."""
+        packed = self.product.rows
+        pointer = f"{self.main.buffer(packed.slot)}.to(tl.pointer_type(tl.uint8))"
+        pointer = f"{pointer} + {packed.start}" if packed.start else pointer
+        sizes = (self.columns.size, nbytes)
+        return described(pointer, (str(self.columns.total), str(packed.used)), (packed.pitch, 1), sizes, dtypes.uint8)
 
     def _rows_of(self, slot: str, group: str) -> str:
         """The block of a group's vectors in a slot."""
@@ -485,13 +477,18 @@ class _Unpacking:
         function, product = open_frame(self.plan.view.kernel, self.writer, ()), self.product
         lines, turns, count = function.lines, product.turns, len(product.parts)
         lines.add("done = 0")  # turns of the tiles before
+        lines.add("taken = 0")  # of them by this group
         frame, (row, column), header = opened_tile(function, lines, self.share, self.plan.group)
-        parts, waiting = self._unpacked(frame, column)
         own, body = frame.lines, Lines(self.writer, frame.lines)
         own.add(f"first = (group + done) % {GROUPS_EACH}")
-        own.add(f"term = first * {count * STEP}")
-        own.text += waiting
-        for number, (text, made) in enumerate(parts):
+        self._asked(frame, own, column, "first", "")
+        body.add(f"mbarrier.wait({ARRIVED}.index(group), taken & 1)")
+        body.add("taken += 1")
+        held = self._held(frame, body)
+        body.add("fence_async_shared()")  # TMA brings others where these were
+        body.add(f"more = number + {GROUPS_EACH} < {turns}")
+        self._asked(frame, body, column, f"number + {GROUPS_EACH}", "more")
+        for number, (text, made) in enumerate(self._unpacked(frame, body, held)):
             body.text += made
             body.add(f"place = (done + number) * {count} + {number}")
             body.add(f"begin = number * {count * STEP} + {number * STEP}")
@@ -499,13 +496,40 @@ class _Unpacking:
             body.add(f"columns.index({HERE.index}).store({text})")
             body.add("fence_async_shared()")  # the tensor core reads it
             body.add(self.ring.stored(HERE.index))
-        body.add(f"term = gl.minimum(number + {GROUPS_EACH}, {turns - 1}) * {count * STEP}")
-        body.text += waiting
-        about = "every other turn, of which the words are here, and words of the next one"
-        own.extend(f"for number in range(first, {turns}, {GROUPS_EACH}):", body, about)
+        own.extend(f"for number in range(first, {turns}, {GROUPS_EACH}):", body, "every other turn")
         own.add(f"done += {turns}")
         lines.extend(header, own)
         return lines
+
+    def _asked(self, frame: Frame, lines: Lines, column: str, turn: str, only: str) -> None:
+        """Asks for the words of a turn; `only` under a condition. The compiler has all of the group wait until each has
+        read what was there."""
+        packed, where = self.product.rows, f", pred={only}" if only else ""
+        barrier, numbers = f"{ARRIVED}.index(group)", itertools.count()
+        inside = self._at(frame, lines, lines.name(turn, "turn"))
+        lines.add(f"mbarrier.expect({barrier}, {packed.nbytes * self.columns.size}{where})")
+        for part in packed.parts:
+            begin = self._begin(inside, lines, part)
+            if part.aligned < ALIGNED:
+                begin = lines.name(f"{begin} & {-ALIGNED}", "byte")
+            for offset, number in zip(itertools.accumulate(part.boxes[:-1], initial=0), numbers, strict=False):
+                corner = f"{begin} + {offset}" if offset else begin
+                block = f"{_name(number)}.index(group)"
+                lines.add(f"fetch({_memory(number)}, [{column}, {corner}], {barrier}, {block}{where})")
+
+    def _begin(self, inside: Frame, lines: Lines, part: RowBytes) -> str:
+        """Where the bytes of a part begin in a row."""
+        terms = [f"{inside.value(axis).text} * {step}" for axis, step in part.steps]
+        return lines.name(" + ".join([*terms, *([str(part.first)] if part.first or not terms else [])]), "byte")
+
+    def _at(self, frame: Frame, lines: Lines, turn: str) -> Frame:
+        """Where a turn's terms begin is known, and each thread has a row."""
+        return frame_of_terms(self._of_rows(frame), lines, Axis(self.product.weights.ranges, 1), 0, turn)
+
+    def _of_rows(self, frame: Frame) -> Frame:
+        sizes = (self.columns.size, 1)
+        self.writer.helpers[OF_ROWS] = f"{OF_ROWS} = gl.constexpr({rows_layout(self.columns.size)})\n"
+        return Frame(frame.lines, sizes, outer=frame, layout=OF_ROWS, words=("cols", "ks"))
 
     def _opened(self, body: Lines, row: str) -> None:
         """Waits for the slot of a `place` among all steps; TMA brings the vectors' terms from where they `begin`."""
@@ -518,48 +542,75 @@ class _Unpacking:
             corner = (f"{row} + {group * self.plan.group_rows}", "begin")
             body.add(self.ring.fetch("memory", corner, HERE.index, self._rows_of(HERE.index, str(group))))
 
-    def _unpacked(self, frame: Frame, column: str) -> tuple[list[tuple[str, list[str]]], list[str]]:
-        """The weights of a turn from `term` on: the block of each slot and the lines that make it; and those that load
-        words."""
-        product, writer, sides = self.product, self.writer, self.product.contraction.sides
-        writer.exact_bytes = writer.ptx
-        choices, sizes = product.weights.written, (product.height, self.columns.size)
-        writer.helpers[PIECES] = f"{PIECES} = gl.constexpr({pieces_layout(*sizes)})\n"
-        outer = Frame(frame.lines, sizes, outer=frame, layout=PIECES, words=("ks", "cols"))
-        bind_axis(outer, self.columns, 1, column)
-        body = Lines(writer, frame.lines)
-        axis = Axis(product.weights.ranges, product.height)
-        begin = body.name(f"term // {choices}", "start") if choices > 1 else "term"
-        words: dict[int, Words] = {}
-        parts, ends = [], []
+    def _unpacked(self, frame: Frame, body: Lines, held: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[str]]]:
+        """The weights of the turn `number`, made of the words of each part: of each slot the block, and the lines that
+        make it."""
+        product, side = self.product, self.product.contraction.sides[1]
+        self.writer.exact_bytes = self.writer.ptx
+        made = Lines(self.writer, body)
+        words = _RowWords(product, self._at(frame, made, "number"), held)
         for part in product.parts:
-            blocks = []
-            for piece in part:
-                if piece.start not in words:
-                    start = body.name(f"{begin} + {piece.start}", "start") if piece.start else begin
-                    words[piece.start] = _Pieces(product.weights, frame_of_terms(outer, body, axis, 1, start))
-                blocks.append(unpacked_block(sides[1], words[piece.start], 0, piece.choice).text)
-            parts.append(self._joined(body, part, blocks))
-            ends.append(len(body.text))
-        loads = needed_by_loads(body.text)
-        waiting = [line for line, is_load in zip(body.text, loads, strict=True) if is_load]
-        made = [
-            [body.text[n] for n in range(first, end) if not loads[n]]
-            for first, end in zip([0, *ends], ends, strict=False)
-        ]
-        return list(zip(parts, made, strict=True)), waiting
+            text = self._joined(made, [unpacked_block(side, words, 1, choice).text for choice in part])
+            yield text, made.text[:]
+            made.text.clear()
 
-    def _joined(self, lines: Lines, part: Sequence[Piece], blocks: Sequence[str]) -> str:
-        """The pieces of a slot as a block of rows by terms. Every bit of a place is an axis of its own first: those
-        inside of a piece, the rows, and those of the pieces' numbers."""
-        found, rows, inside = list(blocks), self.columns.size, _bits_inside(part)
+    def _held(self, frame: Frame, lines: Lines) -> list[list[str]]:
+        """The words of each part of the turn `number`, as blocks of rows."""
+        inside, numbers, found = self._at(frame, lines, "number"), itertools.count(), []
+        for part in self.product.rows.parts:
+            words = [word for nbytes in part.boxes for word in self._words_of(lines, next(numbers), nbytes)]
+            if part.aligned < ALIGNED:
+                before = lines.name(f"{self._begin(inside, lines, part)} & {ALIGNED - 1}", "before")
+                words = self._from(lines, words, before, part)
+            found.append(words)
+        return found
+
+    def _from(self, lines: Lines, words: list[str], before: str, part: RowBytes) -> list[str]:
+        """The words of a part, before which there are so many bytes of others: by halves of 16, then by bytes."""
+        count, most = -(-part.nbytes // WORD_BYTES), ALIGNED - part.aligned
+        for size in (8, 4):
+            if most & size:
+                most &= size - 1
+                is_behind = lines.name(f"({before} & {size}) != 0", "behind")
+                wanted, step = count + -(-most // WORD_BYTES), size // WORD_BYTES
+                words = [
+                    lines.name(f"gl.where({is_behind}, {words[min(n + step, len(words) - 1)]}, {words[n]})", "word")
+                    for n in range(min(wanted, len(words)))
+                ]
+        if not most:
+            return words
+        self.writer.helpers[FROM_BYTE] = FUNNEL if self.writer.ptx else PLAIN_FUNNEL
+        bits = lines.name(f"({before} & {WORD_BYTES - 1}) * 8", "bits")
+        pairs = zip(words, [*words[1:], words[-1]], strict=True)
+        return [lines.name(f"{FROM_BYTE}({low}, {high}, {bits})", "word") for low, high in pairs]
+
+    def _words_of(self, lines: Lines, number: int, nbytes: int) -> list[str]:
+        """The words of a box, each as a block of rows."""
+        rows, count = self.columns.size, nbytes // WORD_BYTES
+        name, bits = f"words_of_{count}", count.bit_length() - 1
+        self.writer.helpers[name] = f"{name} = gl.constexpr({rows_layout(rows, count)})\n"
+        self.writer.helpers[AS_WORDS] = _AS_WORDS
+        shared = shared_layout((rows, count), dtypes.uint32)
+        text = f"{AS_WORDS}({_name(number)}.index(group), gl.uint32, [{rows}, {count}], {shared}).load({name})"
+        block = lines.name(text, "words")
+        return self._apart(lines, lines.name(f"{block}.reshape({[rows, 1, *[2] * bits]})"), bits)
+
+    def _apart(self, lines: Lines, text: str, bits: int) -> list[str]:
+        """What lies along the last axes of a block, of two elements each, as blocks of their own."""
+        if not bits:
+            return [lines.name(f"tl.convert_layout({text}, {OF_ROWS})", "word")]
+        even, odd = (self.writer.fresh("words") for _ in range(2))
+        lines.add(f"{even}, {odd} = tl.split({text})")
+        halves = (self._apart(lines, one, bits - 1) for one in (even, odd))
+        return [word for pair in zip(*halves, strict=True) for word in pair]
+
+    def _joined(self, lines: Lines, blocks: Sequence[str]) -> str:
+        """The numbers of a slot as a block of rows by terms. Each bit of a term's number is an axis first."""
+        found, bits = list(blocks), len(blocks).bit_length() - 1
         while len(found) > 1:
             found = [lines.name(f"gl.join({a}, {b})") for a, b in zip(found[::2], found[1::2], strict=True)]
-        others = [bit for bit in range(STEP.bit_length() - 1) if bit not in inside]
-        order = [*reversed(inside), None, *others]
-        sizes = [rows if bit is None else 2 for bit in order]
-        places = [order.index(None), *(order.index(bit) for bit in reversed(range(STEP.bit_length() - 1)))]
-        text = f"{found[0]}.reshape({sizes}).permute({places}).reshape([{rows}, {STEP}])"
+        rows, order = self.columns.size, [0, *range(bits, 0, -1)]
+        text = f"{found[0]}.reshape({[rows, *[2] * bits]}).permute({order}).reshape([{rows}, {STEP}])"
         return lines.name(text, "weights")
 
     # ---- the groups that multiply
@@ -597,14 +648,3 @@ class _Unpacking:
                 store_tile(block.frame, plain)
             if behind:
                 lines.extend(f"if {row} < {rows.total}:", block.frame.lines)
-
-
-def needed_by_loads(lines: Sequence[str]) -> list[bool]:
-    """Of statements that each set variables whether loads need them; loads do."""
-    needed: set[str] = set()
-    found = []
-    for line in reversed(lines):
-        names, _, text = line.partition(" = ")
-        found.append("tl.load(" in text or not needed.isdisjoint(words_of(names)))
-        needed.update(words_of(text) if found[-1] else ())
-    return found[::-1]

@@ -23,9 +23,10 @@ from kcg.kernel.tile.program import TileSource
 from kcg.measure.inputs import numpy_dtype, to_values
 from tests.kernel.tile.running import Case, differing, question_of
 
-ITEM = 2  # bytes of an operand's element
 TOGETHER = 16  # rows of a product that are made at once: of so few BLAS wakes no threads, which took most of the time
 TYPES = ("float32", "float16", "bfloat16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+ALIGNED = 16  # bytes at which TMA begins, after the corner of a block too: else an illegal instruction
+SAME_SIZE = {"bfloat16": "float16"}
 LAYOUTS = ("NVMMADistributedLayout", "DistributedLinearLayout", "DotOperandLayout", "SliceLayout")
 Condition = Callable[[], bool]
 
@@ -168,6 +169,7 @@ class Slot:
 
     name: str
     values: np.ndarray
+    itemsize: int  # bytes of an element, which NumPy may hold in more
     running: Callable[[], Warps]  # the group that runs now
     filling: bool = False
     readers: int = 0  # products that run, and blocks that are sent
@@ -202,6 +204,10 @@ class View:
 
     def permute(self, order: tuple[int, ...]) -> View:
         return View(self.slots, lambda values: self.turn(values).transpose(order))
+
+    def reinterpret(self, dtype: str, sizes: Sequence[int], _layout: None) -> View:
+        """A block of bytes as words of these."""
+        return View(self.slots, lambda values: np.ascontiguousarray(self.turn(values)).view(dtype).reshape(sizes))
 
     def read(self) -> np.ndarray:
         if self.slot.filling or not self.slot.fills:
@@ -269,7 +275,7 @@ class Copy:
     def land(self) -> None:
         self.slot.values, self.slot.filling = self.values, False
         self.slot.fills += 1
-        self.barrier.nbytes -= ITEM * self.values.size
+        self.barrier.nbytes -= self.slot.itemsize * self.values.size
         self.barrier.end()
 
 
@@ -420,6 +426,7 @@ class Machine:
             sum=lambda x, axis, keep_dims=False: block(np.sum(x, axis, keepdims=keep_dims)),
             convert_layout=lambda x, _: x,
             inline_asm_elementwise=assembly,
+            shared_memory_descriptor=View,
             load=lambda pointer, **given: pointer.load(**given),
             store=lambda pointer, values, **given: pointer.store(values, **given),
             allocate_shared_memory=self._allocate,
@@ -430,7 +437,7 @@ class Machine:
             init=self._init,
             wait=lambda barrier, phase: lambda: barrier.phase != int(phase),
             arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
-            expect=lambda barrier, nbytes: barrier.arrive(1, nbytes),
+            expect=lambda barrier, nbytes, pred=True: barrier.arrive(1, nbytes) if pred else None,
         )
         described = lambda start, *, shape, strides, block_shape, layout: Descriptor(  # noqa: E731
             start, shape, strides, tuple(block_shape)
@@ -450,7 +457,9 @@ class Machine:
         if dtype == "int64":
             return Barriers([Barrier(f"barrier of {slots}") for _ in range(slots)])
         names = [f"block {n} of {slots}" for n in range(slots)]
-        self.shared += [Slot(name, np.full(of_slot, np.nan, np.float32), self._running) for name in names]
+        empty = np.zeros(of_slot, dtype) if "int" in dtype else np.full(of_slot, np.nan, np.float32)
+        itemsize = np.dtype(SAME_SIZE.get(dtype, dtype)).itemsize
+        self.shared += [Slot(name, empty, itemsize, self._running) for name in names]
         return View(self.shared[-slots:])
 
     def _init(self, barrier: Barrier, count: int) -> None:
@@ -461,26 +470,30 @@ class Machine:
             Warps(f"{function.__name__} {number}", function(*given)) for number, (function, given) in enumerate(calls)
         ]
 
-    def _fetch(self, memory: Descriptor, corner: Sequence[Any], barrier: Barrier, view: View) -> None:
+    def _fetch(self, memory: Descriptor, corner: Sequence[Any], barrier: Barrier, view: View, pred: Any = True) -> None:
         slot = view.slot
+        if not pred:
+            return
         if slot.filling or slot.readers:
             raise ProtocolError(f"{slot.name} is overwritten while it is filled or read")
-        self._check(memory, slot)
+        self._check(memory, corner, slot)
         slot.filling = True
         self.copies.append(Copy(memory.read(corner), barrier, slot))
 
     def _send(self, memory: Descriptor, corner: Sequence[Any], view: View) -> None:
         view.read()
-        self._check(memory, view.slot)
+        self._check(memory, corner, view.slot)
         view.slot.readers += 1
         sent = Sent(memory, corner, view.slot)
         self._running().sent.append(sent)
         self.copies.append(sent)
 
-    def _check(self, memory: Descriptor, slot: Slot) -> None:
+    def _check(self, memory: Descriptor, corner: Sequence[Any], slot: Slot) -> None:
         """What is asked of each block that TMA moves."""
         if slot.values.shape != memory.sizes:
             raise ProtocolError(f"a block of {memory.sizes} for one of {slot.values.shape}")
+        if int(corner[-1]) * slot.itemsize % ALIGNED:
+            raise ProtocolError(f"a block that begins at {int(corner[-1])}, no multiple of {ALIGNED} bytes")
         if slot.unfenced:
             raise ProtocolError(f"{slot.name} is moved by TMA with no fence after {slot.unfenced[0].name} used it")
 

@@ -36,6 +36,8 @@ SPILLED = {"q4_k": 0, "q8_0": 0, "q4_0": 0, "q6_k": 1024}
 """At most so many bytes: of Q6_K a thread takes 128 weights of three arrays apart."""
 SIZES = {"whole": (512, 768, 256), "ragged": (201, 512, 150), "one tile": (128, 1024, 64)}
 """Rows of the weights, weights of each, vectors."""
+UNEVEN = {"q6_k": 2048}
+"""Formats of which rows are multiples of 16 bytes only where they have so many weights."""
 
 
 def first_of(kernel: TileKernel) -> TileParameters:
@@ -51,6 +53,11 @@ def case_of(kind: str, sizes: tuple[int, int, int], **changes: object) -> Case:
     return Case(region, generate_kernel(kernel, TARGET, p), inputs=given)
 
 
+def sizes_of(kind: str, name: str) -> tuple[int, int, int]:
+    rows, inputs, vectors = SIZES[name]
+    return rows, UNEVEN.get(kind, inputs), vectors
+
+
 @cache
 def read(kind: str, sizes: tuple[int, int, int]) -> tuple[Region, TileKernel]:
     return product_of(kind, *sizes, "float16")
@@ -59,10 +66,8 @@ def read(kind: str, sizes: tuple[int, int, int]) -> tuple[Region, TileKernel]:
 @pytest.mark.parametrize("kind", some(UNPACKED, RUN_ALWAYS))
 @pytest.mark.parametrize("name", SIZES)
 def test_products_are_right_and_keep_to_their_protocol(kind: str, name: str) -> None:
-    sizes = SIZES[name]
+    sizes = sizes_of(kind, name)
     kernel = read(kind, sizes)[1]
-    if UNPACKING not in {form.name for form in forms_of(kernel, TARGET)}:
-        pytest.skip("a turn has no whole runs of terms")
     tile = TILES[0] if sizes[2] > 128 else TILES[1]
     assert first_of(kernel).tile == tile
     for stages in (2, 3, 4):
@@ -79,14 +84,23 @@ def test_a_search_compares_it_and_few_vectors_are_left_to_others() -> None:
     assert UNPACKING not in {form.name for form in forms_of(of_float32, TARGET)}
 
 
+def test_rows_that_tma_cannot_load_are_left_to_others() -> None:
+    for inputs, has in ((768, False), (2048, True)):
+        kernel = product_of("q6_k", 256, inputs, 256, "float16")[1]
+        assert (UNPACKING in {form.name for form in forms_of(kernel, TARGET)}) is has
+
+
 def test_its_plan_says_who_waits_for_whom_and_how_bytes_come() -> None:
-    kernel = read("q6_k", SIZES["whole"])[1]
+    kernel = read("q6_k", sizes_of("q6_k", "whole"))[1]
     p = first_of(kernel)
     plan = plan_of(kernel, TARGET, p)
-    assert [(one.name, one.slots, one.arrivals) for one in plan.barriers] == [("full", 4, 2), ("empty", 4, 2)]
-    assert needs_stress(plan) and plan.shared_bytes > 4 * 2 * 64 * (256 + 128)
+    assert [(one.name, one.slots, one.arrivals) for one in plan.barriers] == [
+        ("full", 3, 2), ("empty", 3, 2), ("arrived", 2, 1)
+    ]  # fmt: skip
+    words = 2 * 128 * (80 + 48 + 32 + 16)  # of a row 128 weights: two arrays of bits, scales, and that of a block
+    assert needs_stress(plan) and plan.shared_bytes > 3 * 2 * 64 * (256 + 128) + words
     ways = {load.access.buffer.dtype.name: load.way for load in plan.loads}
-    assert ways == {"half": Way.TMA, "unsigned char": Way.POINTER}
+    assert ways == {"half": Way.TMA, "unsigned char": Way.TMA}
     assert not is_legal(kernel, TARGET, p.changed(num_stages=2)), "one turn has all slots: see `_Unpacking`"
     held = plan.registers(device_of(TARGET))
     assert held.likely + plan.register_shares[1] == 256 and device_of(TARGET).registers == 128 * 2 * 256
@@ -100,8 +114,14 @@ BROKEN = {
     "a slot is full without its weights": ("q4_k", r"mbarrier\.arrive\(full.*", "pass"),
     "a slot is full by the vectors alone": ("q4_k", r"(init\(full.*)count=2", r"\1count=1"),
     "no fence behind the weights": ("q4_k", r"fence_async_shared\(\)(\n +mbarrier\.arrive\(full)", r"pass\1"),
+    "no fence behind the words": ("q8_0", r"fence_async_shared\(\)(\n +more)", r"pass\1"),
     "a group has another one's rows": ("q4_k", r"group \* 128", "0 * 128"),
-    "words of another turn": ("q4_k", r"minimum\(number \+ 2", "minimum(number + 1"),
+    "words of another turn": ("q4_k", r"(turn\d* = number) \+ 2", r"\1 + 1"),
+    "who unpacks does not wait for words": ("q8_0", r"mbarrier\.wait\(arrived.*", "pass"),
+    "words of another group": ("q4_0", r"(as_words\(bytes\d)\.index\(group", r"\1.index(1 - group"),
+    "words are there a turn before": ("q4_k", r"(arrived\.index\(group\)), taken & 1", r"\1, taken & 1 ^ 1"),
+    "words that begin anywhere": ("q6_k", r"(byte\d*) & -16", r"\1"),
+    "words are asked for once more": ("q8_0", r"more = number \+ 2 < ", "more = number < "),
     "tiles are left out": ("q4_k", r"range\((program), 4, 2\)", r"range(\1, 3, 2)"),
     "vectors of another slot": ("q6_k", r"begin = number \* 128 \+ 64", "begin = number * 128"),
 }
@@ -111,7 +131,7 @@ BROKEN = {
 @pytest.mark.parametrize("what", every(3, BROKEN))
 def test_a_broken_protocol_is_seen(what: str) -> None:
     kind, text, by = BROKEN[what]
-    case = case_of(kind, SIZES["whole"], num_stages=3)
+    case = case_of(kind, sizes_of(kind, "whole"), num_stages=3)
     source, count = re.subn(text, by, case.program.source)
     assert count
     broken = replace(case, program=replace(case.program, source=source))
@@ -121,9 +141,10 @@ def test_a_broken_protocol_is_seen(what: str) -> None:
 
 
 def test_a_turn_with_all_slots_takes_one_round_for_another() -> None:
-    region, kernel = read("q6_k", SIZES["whole"])
+    rows, inputs, _ = sizes = sizes_of("q6_k", "whole")
+    region, kernel = read("q6_k", sizes)
     program = generate_kernel(kernel, TARGET, first_of(kernel).changed(num_stages=2))
-    given = {slot_of_words(kernel): blocks_of("q6_k", 512, 768)}
+    given = {slot_of_words(kernel): blocks_of("q6_k", rows, inputs)}
     with pytest.raises(ProtocolError):
         wrong = next(
             filter(None, (wrong_in_gluon(Case(region, program, inputs=given, seed=1 + n)) for n in range(4))), ""
