@@ -87,26 +87,29 @@ class Ring:
         """Waits until a block is there."""
         return f"mbarrier.wait({self.full}.index({place.index}), {place.phase})"
 
-    def await_empty(self, place: Place) -> str:
-        """Waits until a slot was given back."""
-        return f"mbarrier.wait({self.empty}.index({place.index}), {place.phase})"
+    def await_empty(self, place: Place, only: str = "") -> str:
+        """Waits until a slot was given back; `only` under a condition, as what follows."""
+        return f"mbarrier.wait({self.empty}.index({place.index}), {place.phase}{_if(only)})"
 
-    def expect(self, index: str, nbytes: int) -> str:
+    def expect(self, index: str, nbytes: int, only: str = "") -> str:
         """Says how many bytes a slot will have."""
-        return f"mbarrier.expect({self.full}.index({index}), {nbytes})"
+        return f"mbarrier.expect({self.full}.index({index}), {nbytes}{_if(only)})"
 
-    def fetch(self, memory: str, corner: Sequence[str], index: str, block: str) -> str:
+    def fetch(self, memory: str, corner: Sequence[str], index: str, block: str, only: str = "") -> str:
         """A block is on its way to a slot's buffer; the slot is full when all that it expects is there."""
-        return f"fetch({memory}, [{', '.join(corner)}], {self.full}.index({index}), {block})"
+        return f"fetch({memory}, [{', '.join(corner)}], {self.full}.index({index}), {block}{_if(only)})"
 
     def stored(self, index: str) -> str:
         """A part of a slot is there that was not fetched."""
         return f"mbarrier.arrive({self.full}.index({index}), count=1)"
 
     def give_back(self, index: str, only: str = "") -> str:
-        """A reader is done with a slot; `only` under a condition."""
-        where = f", pred={only}" if only else ""
-        return f"mbarrier.arrive({self.empty}.index({index}), count=1{where})"
+        """A reader is done with a slot."""
+        return f"mbarrier.arrive({self.empty}.index({index}), count=1{_if(only)})"
+
+
+def _if(only: str) -> str:
+    return f", pred={only}" if only else ""
 
 
 def add_barriers(lines: Lines, barriers: Barriers) -> None:

@@ -64,7 +64,7 @@ from kcg.kernel.tile.packed_rows import PackedRows, RowBytes, packed_rows
 from kcg.kernel.tile.parameters import TMA, UNPACKING, TileParameters
 from kcg.kernel.tile.pipelined import LEAST_SIZE, SUSTAINED, opened_tile
 from kcg.kernel.tile.plan import Barriers, Loop, Need, Registers, Shared, Times
-from kcg.kernel.tile.ring import HERE, Ring, add_barriers
+from kcg.kernel.tile.ring import HERE, Place, Ring, add_barriers
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, count_of, open_frame
 from kcg.kernel.tile.unpack import FROM_BYTE, FUNNEL, PLAIN_FUNNEL, Words
@@ -78,12 +78,14 @@ TURNS = (64, 128, 256)  # terms that a group unpacks at once: whole runs of thos
 STAGES = (2, 3, 4)
 ITEMSIZE = 2  # of a number as it is multiplied
 GROUPS_EACH = 2  # groups of four warps that multiply, and as many that unpack
-UNPACK, OF_ROWS, ARRIVED, AS_WORDS = "unpack", "of_rows", "arrived", "as_words"
+UNPACK, OF_ROWS, ARRIVED, USED, AS_WORDS = "unpack", "of_rows", "arrived", "used", "as_words"
 _AS_WORDS = """
 as_words = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 """
 REGISTERS = 256  # of a thread that multiplies and of one that unpacks together: all that there are
 BESIDE = 32  # registers of a thread that multiplies beside its sums: with 24 all of these were spilled
+BUFFERS = 2  # of words: one of each group that unpacks, or of each of two turns
+ASKING = 0  # the group that asks for words that both take
 ALONG = 64  # neighbouring terms that a thread unpacks: all of a row's
 LANE_BITS = 5  # of a thread's number in its warp
 LEAST_VECTORS = 64
@@ -175,7 +177,7 @@ def _first(view: MatmulView, target: Target, axes: Axes) -> TileParameters | Non
     if isinstance(found, UnsupportedTile):
         return None
     steps, most = view.kernel.reduce_extent // STEP, device_of(target).shared_bytes
-    stages = [n for n in STAGES if _nbytes(tile, STEP, n, found.rows) <= most and len(found.parts) < n <= steps]
+    stages = [n for n in STAGES if _nbytes(tile, STEP, n, found.rows) <= most and n <= steps]
     if not stages:
         return None
     return TileParameters(
@@ -208,6 +210,11 @@ class UnpackingProduct:
     weights: Unpacked
     rows: PackedRows
     parts: tuple[tuple[int, ...], ...]  # of each slot which of the turn's terms are in it, in their order
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether each turn has slots for both groups that unpack, which need the same words then."""
+        return len(self.parts) > 1
 
     @cached_property
     def turns(self) -> int:
@@ -311,7 +318,13 @@ class UnpackingPlan(MatmulPlan):
 
     @property
     def barriers(self) -> tuple[Barriers, ...]:
-        return self.ring.of_full, self.ring.of_empty, Barriers(ARRIVED, GROUPS_EACH, 1)
+        of_words = (self.words.of_full, self.words.of_empty) if self.product.is_shared else (self.words.of_full,)
+        return self.ring.of_full, self.ring.of_empty, *of_words
+
+    @property
+    def words(self) -> Ring:
+        """Of words of a turn, which TMA brings: a group's own, or those of the next two turns."""
+        return Ring(ARRIVED, USED, BUFFERS, GROUPS_EACH)
 
     @property
     def shared(self) -> tuple[Shared, ...]:
@@ -338,7 +351,6 @@ class UnpackingPlan(MatmulPlan):
     def needs(self, device: Device) -> Iterator[Need]:
         yield Need("shared memory", self.shared_bytes, device.shared_bytes)
         yield Need("stages", self.num_stages, self.loop.steps)
-        yield Need("slots of a turn, and one", len(self.product.parts) + 1, self.num_stages)
         yield from swizzle_needs(self.group, *self.products[0].counts)
 
     def times(self, target: Target, figures: Figures) -> Times:
@@ -368,7 +380,7 @@ def _shared(tile: Sequence[int], step: int, stages: int, packed: PackedRows) -> 
     return (
         Shared("rows", ITEMSIZE * step * rows // GROUPS_EACH, stages * GROUPS_EACH),
         Shared("columns", ITEMSIZE * step * columns, stages),
-        *(Shared(_name(n), nbytes * columns, GROUPS_EACH) for n, nbytes in enumerate(itertools.chain(*packed.boxes))),
+        *(Shared(_name(n), nbytes * columns, BUFFERS) for n, nbytes in enumerate(itertools.chain(*packed.boxes))),
         Shared("the compiler's", COMPILER_BYTES),
     )
 
@@ -416,9 +428,9 @@ class _RowWords(Words):
 
 
 class _Unpacking:
-    """A group waits for every other turn's slots alone. Of a barrier it sees the phase's parity, by which it would take
-    the round before the last for the last one: since slots are given back in order, and it waited for its turn before,
-    that round is over once a ring has more slots than a turn (`needs`)."""
+    """A group waits for every other slot alone. Of a barrier it sees the phase's parity, by which it would take the
+    round before the last for the last one: since slots are given back in order, and it waited for the one before the
+    last, that round is over."""
 
     def __init__(self, plan: UnpackingPlan, writer: Writer) -> None:
         if writer.interpreted:
@@ -427,6 +439,7 @@ class _Unpacking:
         self.main = open_frame(plan.view.kernel, writer, ())
         self.dtype = self.product.contraction.sides[0].dtype
         self.rows, self.columns = self.product.tiled.axes
+        self.words = plan.words
         (self.share,) = plan.shares
 
     def written(self) -> Lines:
@@ -441,7 +454,7 @@ class _Unpacking:
         numbers = range(len(of_words))
         for number, nbytes in enumerate(of_words):
             lines.add(f"{_memory(number)} = {self._described(nbytes)}")
-            lines.add(allocated(_name(number), GROUPS_EACH, (self.columns.size, nbytes), dtypes.uint8))
+            lines.add(allocated(_name(number), BUFFERS, (self.columns.size, nbytes), dtypes.uint8))
         for barriers in self.plan.barriers:
             add_barriers(lines, barriers)
         lines.add("fence_async_shared()")
@@ -474,48 +487,88 @@ class _Unpacking:
     # ---- the groups that unpack
 
     def _unpacking(self) -> Lines:
-        function, product = open_frame(self.plan.view.kernel, self.writer, ()), self.product
-        lines, turns, count = function.lines, product.turns, len(product.parts)
+        function = open_frame(self.plan.view.kernel, self.writer, ())
+        lines = function.lines
         lines.add("done = 0")  # turns of the tiles before
-        lines.add("taken = 0")  # of them by this group
+        if not self.product.is_shared:
+            lines.add("taken = 0")  # of them by this group
         frame, (row, column), header = opened_tile(function, lines, self.share, self.plan.group)
-        own, body = frame.lines, Lines(self.writer, frame.lines)
-        own.add(f"first = (group + done) % {GROUPS_EACH}")
-        self._asked(frame, own, column, "first", "")
-        body.add(f"mbarrier.wait({ARRIVED}.index(group), taken & 1)")
-        body.add("taken += 1")
-        held = self._held(frame, body)
-        body.add("fence_async_shared()")  # TMA brings others where these were
-        body.add(f"more = number + {GROUPS_EACH} < {turns}")
-        self._asked(frame, body, column, f"number + {GROUPS_EACH}", "more")
-        for number, (text, made) in enumerate(self._unpacked(frame, body, held)):
-            body.text += made
-            body.add(f"place = (done + number) * {count} + {number}")
-            body.add(f"begin = number * {count * STEP} + {number * STEP}")
-            self._opened(body, row)
-            body.add(f"columns.index({HERE.index}).store({text})")
-            body.add("fence_async_shared()")  # the tensor core reads it
-            body.add(self.ring.stored(HERE.index))
-        own.extend(f"for number in range(first, {turns}, {GROUPS_EACH}):", body, "every other turn")
-        own.add(f"done += {turns}")
-        lines.extend(header, own)
+        (self._together if self.product.is_shared else self._in_turns)(frame, row, column)
+        frame.lines.add(f"done += {self.product.turns}")
+        lines.extend(header, frame.lines)
         return lines
 
-    def _asked(self, frame: Frame, lines: Lines, column: str, turn: str, only: str) -> None:
-        """Asks for the words of a turn; `only` under a condition. The compiler has all of the group wait until each has
-        read what was there."""
-        packed, where = self.product.rows, f", pred={only}" if only else ""
-        barrier, numbers = f"{ARRIVED}.index(group)", itertools.count()
+    def _in_turns(self, frame: Frame, row: str, column: str) -> None:
+        """Each group makes the slot of every other turn, of which it asks for the words itself."""
+        own, body, turns = frame.lines, Lines(self.writer, frame.lines), self.product.turns
+        own.add(f"first = (group + done) % {GROUPS_EACH}")
+        self._asked(frame, own, column, "first", "group")
+        body.add(self.words.await_full(Place("group", "taken & 1")))
+        body.add("taken += 1")
+        held = self._held(frame, body, "group")
+        body.add("fence_async_shared()")  # TMA brings others where these were
+        body.add(f"more = number + {GROUPS_EACH} < {turns}")
+        self._asked(frame, body, column, f"number + {GROUPS_EACH}", "group", "more")
+        self._add_slot(frame, body, held, row, 0)
+        own.extend(f"for number in range(first, {turns}, {GROUPS_EACH}):", body, "every other turn")
+
+    def _together(self, frame: Frame, row: str, column: str) -> None:
+        """Both groups make slots of each turn, one after the other in turns, of words that the first group asks for."""
+        own, body, turns = frame.lines, Lines(self.writer, frame.lines), self.product.turns
+        for number in range(BUFFERS):
+            own.extend(f"if group == {ASKING}:", self._asked_when_read(frame, own, column, str(number)))
+        body.add("turn = done + number")
+        place = self.words.place_of("turn")
+        body.add(f"held = {place.index}")
+        body.add(self.words.await_full(Place("held", place.phase)))
+        held = self._held(frame, body, "held")
+        body.add("fence_async_shared()")  # TMA brings others where these were
+        body.add(self.words.give_back("held"))
+        for group in range(GROUPS_EACH):
+            inside = Lines(self.writer, body)
+            for number in range(group, len(self.product.parts), GROUPS_EACH):
+                self._add_slot(frame, inside, held, row, number)
+            body.extend(f"if group == {group}:", inside)
+        body.add(f"more = number + {BUFFERS} < {turns}")
+        asking = self._asked_when_read(frame, body, column, f"number + {BUFFERS}", "more")
+        body.extend(f"if group == {ASKING}:", asking)
+        own.extend(f"for number in range({turns}):", body)
+
+    def _add_slot(self, frame: Frame, body: Lines, held: Sequence[Sequence[str]], row: str, number: int) -> None:
+        """Makes a slot of the turn `number`, of words that are `held`, beside the vectors that TMA brings."""
+        count, made = len(self.product.parts), Lines(self.writer, body)
+        text = self._unpacked(frame, made, held, self.product.parts[number])
+        body.text += made.text
+        body.add(f"place = (done + number) * {count} + {number}")
+        body.add(f"begin = number * {count * STEP} + {number * STEP}")
+        self._opened(body, row)
+        body.add(f"columns.index({HERE.index}).store({text})")
+        body.add("fence_async_shared()")  # the tensor core reads it
+        body.add(self.ring.stored(HERE.index))
+
+    def _asked_when_read(self, frame: Frame, outer: Lines, column: str, turn: str, only: str = "") -> Lines:
+        """The lines that ask for the words of a turn, once both groups have read what was in their buffer."""
+        lines = Lines(self.writer, outer)
+        lines.add(f"asked = done + {turn}")
+        place = self.words.place_of("asked")
+        lines.add(f"into = {place.index}")
+        lines.add(self.words.await_empty(Place("into", place.phase).before, only))
+        self._asked(frame, lines, column, turn, "into", only)
+        return lines
+
+    def _asked(self, frame: Frame, lines: Lines, column: str, turn: str, buffer: str, only: str = "") -> None:
+        """Asks for the words of a turn; `only` under a condition. Of a group's own buffer the compiler has all of the
+        group wait until each has read what was there."""
+        packed, numbers = self.product.rows, itertools.count()
         inside = self._at(frame, lines, lines.name(turn, "turn"))
-        lines.add(f"mbarrier.expect({barrier}, {packed.nbytes * self.columns.size}{where})")
+        lines.add(self.words.expect(buffer, packed.nbytes * self.columns.size, only))
         for part in packed.parts:
             begin = self._begin(inside, lines, part)
             if part.aligned < ALIGNED:
                 begin = lines.name(f"{begin} & {-ALIGNED}", "byte")
             for offset, number in zip(itertools.accumulate(part.boxes[:-1], initial=0), numbers, strict=False):
-                corner = f"{begin} + {offset}" if offset else begin
-                block = f"{_name(number)}.index(group)"
-                lines.add(f"fetch({_memory(number)}, [{column}, {corner}], {barrier}, {block}{where})")
+                corner = (column, f"{begin} + {offset}" if offset else begin)
+                lines.add(self.words.fetch(_memory(number), corner, buffer, f"{_name(number)}.index({buffer})", only))
 
     def _begin(self, inside: Frame, lines: Lines, part: RowBytes) -> str:
         """Where the bytes of a part begin in a row."""
@@ -542,23 +595,18 @@ class _Unpacking:
             corner = (f"{row} + {group * self.plan.group_rows}", "begin")
             body.add(self.ring.fetch("memory", corner, HERE.index, self._rows_of(HERE.index, str(group))))
 
-    def _unpacked(self, frame: Frame, body: Lines, held: Sequence[Sequence[str]]) -> Iterator[tuple[str, list[str]]]:
-        """The weights of the turn `number`, made of the words of each part: of each slot the block, and the lines that
-        make it."""
-        product, side = self.product, self.product.contraction.sides[1]
+    def _unpacked(self, frame: Frame, made: Lines, held: Sequence[Sequence[str]], part: Sequence[int]) -> str:
+        """The block of a slot of the turn `number`, made of the words of each part of a row."""
+        side = self.product.contraction.sides[1]
         self.writer.exact_bytes = self.writer.ptx
-        made = Lines(self.writer, body)
-        words = _RowWords(product, self._at(frame, made, "number"), held)
-        for part in product.parts:
-            text = self._joined(made, [unpacked_block(side, words, 1, choice).text for choice in part])
-            yield text, made.text[:]
-            made.text.clear()
+        words = _RowWords(self.product, self._at(frame, made, "number"), held)
+        return self._joined(made, [unpacked_block(side, words, 1, choice).text for choice in part])
 
-    def _held(self, frame: Frame, lines: Lines) -> list[list[str]]:
-        """The words of each part of the turn `number`, as blocks of rows."""
+    def _held(self, frame: Frame, lines: Lines, buffer: str) -> list[list[str]]:
+        """The words of each part of a row and the turn `number`, as blocks of rows."""
         inside, numbers, found = self._at(frame, lines, "number"), itertools.count(), []
         for part in self.product.rows.parts:
-            words = [word for nbytes in part.boxes for word in self._words_of(lines, next(numbers), nbytes)]
+            words = [word for nbytes in part.boxes for word in self._words_of(lines, next(numbers), nbytes, buffer)]
             if part.aligned < ALIGNED:
                 before = lines.name(f"{self._begin(inside, lines, part)} & {ALIGNED - 1}", "before")
                 words = self._from(lines, words, before, part)
@@ -584,14 +632,14 @@ class _Unpacking:
         pairs = zip(words, [*words[1:], words[-1]], strict=True)
         return [lines.name(f"{FROM_BYTE}({low}, {high}, {bits})", "word") for low, high in pairs]
 
-    def _words_of(self, lines: Lines, number: int, nbytes: int) -> list[str]:
+    def _words_of(self, lines: Lines, number: int, nbytes: int, buffer: str) -> list[str]:
         """The words of a box, each as a block of rows."""
         rows, count = self.columns.size, nbytes // WORD_BYTES
         name, bits = f"words_of_{count}", count.bit_length() - 1
         self.writer.helpers[name] = f"{name} = gl.constexpr({rows_layout(rows, count)})\n"
         self.writer.helpers[AS_WORDS] = _AS_WORDS
         shared = shared_layout((rows, count), dtypes.uint32)
-        text = f"{AS_WORDS}({_name(number)}.index(group), gl.uint32, [{rows}, {count}], {shared}).load({name})"
+        text = f"{AS_WORDS}({_name(number)}.index({buffer}), gl.uint32, [{rows}, {count}], {shared}).load({name})"
         block = lines.name(text, "words")
         return self._apart(lines, lines.name(f"{block}.reshape({[rows, 1, *[2] * bits]})"), bits)
 

@@ -342,6 +342,7 @@ class Machine:
     memory: dict[int, Memory]  # by slot
     variables: dict[str, int]
     random: Random
+    slowest: int = 0  # the group that is so in the first program
     program: int = 0
     copies: list[Copy | Sent] = field(default_factory=list)
     warps: list[Warps] = field(default_factory=list)
@@ -376,7 +377,7 @@ class Machine:
         """Run all warps of a program to their end. Raises ProtocolError where all wait."""
         if not self.warps:
             return
-        slowest = self.warps[self.program % len(self.warps)]
+        slowest = self.warps[(self.slowest + self.program) % len(self.warps)]
         lands = self.random.choice([1.0, 0.5, 0.0])
         while self.warps:
             ready = [one for one in self.warps if one.waits is None or one.waits()]
@@ -435,7 +436,7 @@ class Machine:
         mbarrier = SimpleNamespace(
             MBarrierLayout=lambda: None,
             init=self._init,
-            wait=lambda barrier, phase: lambda: barrier.phase != int(phase),
+            wait=lambda barrier, phase, pred=True: lambda: not pred or barrier.phase != int(phase),
             arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
             expect=lambda barrier, nbytes, pred=True: barrier.arrive(1, nbytes) if pred else None,
         )
@@ -579,7 +580,7 @@ def wrong_in_gluon(case: Case) -> str:
         type_ = {"*bf16": "bfloat16", "*fp16": "float16"}.get(argument.type, "float32")
         memory[argument.slot] = Memory(values, type_, np.zeros(values.size, int))
     with np.errstate(all="ignore"):
-        Machine(case.program, memory, dict(case.variables), Random(case.seed)).run()
+        Machine(case.program, memory, dict(case.variables), Random(case.seed), case.seed).run()
     for wanted in question.wanted:
         stored = memory[wanted.slot]
         if (stored.stores != 1).any():
