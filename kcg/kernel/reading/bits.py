@@ -7,10 +7,10 @@ four bits, or one whose bits stand apart, is known as such whatever operations t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcg.compat.tiny import Ops, UOp, dtypes
-from kcg.kernel.ast import is_invalid
+from kcg.kernel.ast import affine, is_invalid
 
 INDEX_BITS = 32  # of an index whose type has no size
 
@@ -163,6 +163,8 @@ def _bits_of(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None]
             return None
         inner = bits_of(node.src[0], loads, known)
         return None if inner is None else _extended(inner, size, signed=_is_signed(node.src[0]))
+    if node.op is Ops.AND and (found := _of_moved(node, loads, known)) is not None:
+        return found
     if node.op not in (Ops.AND, Ops.OR, Ops.XOR, Ops.ADD, Ops.SHL, Ops.SHR, Ops.MUL, Ops.CDIV, Ops.FLOORDIV,
                        Ops.CMOD, Ops.FLOORMOD):  # fmt: skip
         return None
@@ -172,6 +174,38 @@ def _bits_of(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None]
     return _combined(
         node, *(_extended(x, size, signed=_is_signed(s)) for x, s in zip((one, other), node.src, strict=True))
     )
+
+
+def _of_moved(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None]) -> Bits | None:
+    """The lowest bits of a value that ranges move down: the same bits of words that are moved down by these."""
+    for moved, mask in (node.src, node.src[::-1]):
+        if moved.op is not Ops.SHR or mask.op is not Ops.CONST or is_invalid(mask):
+            continue
+        value, amount = moved.src
+        bits = bits_of(value, loads, known)
+        steps = affine(amount.src[0] if amount.op is Ops.CAST else amount)
+        count = int(mask.arg).bit_length()
+        if bits is None or steps is None or not steps.keys() - {None} or int(mask.arg) != (1 << count) - 1:
+            continue
+        if any(step < 0 for step in steps.values()) or int(amount.vmax) + count > len(bits):
+            continue
+        first, more = steps.get(None, 0), tuple((axis, step) for axis, step in steps.items() if axis is not None)
+        if isinstance(bits[0], int):
+            continue
+        word, begin = bits[0]
+        if bits != tuple((word, begin + n) for n in range(len(bits))):
+            continue
+        own = replace(word, moved=_together((*word.moved, *more)))
+        return _extended(tuple((own, begin + first + n) for n in range(count)), width_of(node), signed=False)
+    return None
+
+
+def _together(steps: Steps) -> Steps:
+    """Steps with one of each range."""
+    found: dict[UOp, int] = {}
+    for axis, step in steps:
+        found[axis] = found.get(axis, 0) + step
+    return tuple(found.items())
 
 
 def _combined(node: UOp, one: Bits, other: Bits) -> Bits | None:

@@ -8,6 +8,7 @@ factors of what these come to. All of it follows from addresses and operations: 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -26,6 +27,9 @@ MOST_TERMS = 64  # that are written out
 WORD_BYTES = 4  # of a word at most
 WIDTHS = (16, 8, 4, 2, 1)  # neighbouring bytes that a thread may take at once
 SHARED = 2  # terms of which a factor is taken out of the sum
+SIGNIFICANT_BITS = 24  # of float32
+OF_FLOATS = {dtypes.float16: 11, dtypes.bfloat16: 8}
+LEAST_FACTORS = 3
 SMALL_TABLE = 32  # entries at most, which the lanes of a warp hold
 BYTES = (dtypes.uint8, dtypes.int8)
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.weakfloat)
@@ -398,9 +402,46 @@ def written_out(
             kept = (*kept, ranges[-2])
         chosen, block = [*chosen, ranges[-1]], block // width
         body, ranges, chosen = _with_neighbours(body, ranges, chosen, kept, size // block)
+    body = _shared_first(body, frozenset(chosen))
     slots = frozenset(load.buffer.slot for load in loads_of(body) if _is_word(load))
     rest = tuple(axis for axis in ranges if axis not in chosen)
     return tuple(Unpacked(factors, tuple(chosen), rest, slots, width) for factors in body.src), block
+
+
+def _shared_first(body: UOp, chosen: frozenset[UOp]) -> UOp:
+    """Terms whose products of several factors multiply those first that more terms share, as both scales of a block:
+    where their product is exact, so that no more is rounded than before."""
+    ordered: dict[UOp, UOp] = {}
+    inside = set[UOp]()
+    for node in reversed(list(body.toposort())):
+        factors = [] if node in inside else _factors_of(node, inside)
+        if len(factors) < LEAST_FACTORS:
+            continue
+        factors.sort(key=lambda factor: len(chosen.intersection(factor.ranges)))
+        *shared, last = factors
+        most = len(chosen.intersection(last.ranges))
+        are_shared = all(len(chosen.intersection(factor.ranges)) < most for factor in shared)
+        if are_shared and sum(map(_significant_bits, shared)) <= SIGNIFICANT_BITS:
+            ordered[node] = functools.reduce(UOp.mul, factors)
+    return body.substitute(ordered, walk=True) if ordered else body
+
+
+def _factors_of(node: UOp, inside: set[UOp]) -> list[UOp]:
+    """The factors of a product of float32, whose products are `inside` of it."""
+    if node.op is not Ops.MUL or node.dtype is not dtypes.float32:
+        return [node]
+    inside.update(node.src)
+    return [factor for src in node.src for factor in _factors_of(src, inside)]
+
+
+def _significant_bits(value: UOp) -> int:
+    """Bits of a float32 that a value has at most, from the first one that is set to the last one."""
+    if value.op is not Ops.CAST:
+        return SIGNIFICANT_BITS
+    given = value.src[0]
+    if dtypes.is_float(given.dtype):
+        return min(SIGNIFICANT_BITS, OF_FLOATS.get(given.dtype, SIGNIFICANT_BITS))
+    return int(max(abs(int(given.vmin)), abs(int(given.vmax)))).bit_length()
 
 
 def _with_neighbours(
@@ -686,7 +727,30 @@ def _as_shift(x: UOp, choice: UOp) -> UOp | None:
     amount = _power(choice)
     if amount is None or not dtypes.is_unsigned(x.dtype):
         return None
-    return x >> amount.cast(x.dtype)
+    return x >> _as_number(amount).cast(x.dtype)
+
+
+def _as_number(choice: UOp) -> UOp:
+    """A choice among constants by whether a number is 0, is 1, ..., as a constant times that number and another one;
+    the choice itself where it is none of these."""
+    number, cases, left = None, dict[int, int](), choice
+    while left.op is Ops.WHERE:
+        condition, others, chosen = left.src
+        if condition.op is not Ops.CMPNE or any(n.op is not Ops.CONST for n in (condition.src[1], chosen)):
+            return choice
+        if number not in (None, condition.src[0]):
+            return choice
+        number = condition.src[0]
+        cases.setdefault(int(condition.src[1].arg), int(chosen.arg))
+        left = others
+    if number is None or left.op is not Ops.CONST or number.vmax - number.vmin >= MOST_TERMS:
+        return choice
+    first, last = int(number.vmin), int(number.vmax)
+    values = [cases.get(n, int(left.arg)) for n in range(first, last + 1)]
+    step = values[-1] - values[0] if len(values) < 2 else values[1] - values[0]
+    if values != [values[0] + step * n for n in range(len(values))]:
+        return choice
+    return number * step + (values[0] - step * first)
 
 
 def _power(choice: UOp) -> UOp | None:

@@ -7,7 +7,8 @@ becomes a float exactly, by the bits of a large float (2^23 plus the number).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +31,18 @@ _Raw = tuple[int, Steps, int, int | None, int]
 """A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
 
 
+class _Held(dict[Word, Block]):
+    """Words that are there, and others that are made of them when they are asked for."""
+
+    def __init__(self, made: Callable[[Word], Block]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __missing__(self, word: Word) -> Block:
+        self[word] = block = self._made(word)
+        return block
+
+
 class Words:
     """The words of some values, and what they are made of, written into a frame."""
 
@@ -37,7 +50,7 @@ class Words:
         """`policies` say of buffers what becomes of what is loaded of them in L2."""
         self.unpacked, self.frame, self.root = unpacked, frame, frame.outermost()
         self.policies = policies or {}
-        self.words: dict[Word, Block] = {}
+        self.words = _Held(self._moved_down)
         self.wide: dict[Word, str] = {}
         self.known: dict[UOp, Block] = {}  # factors as float32
 
@@ -72,6 +85,16 @@ class Words:
             self.frame.writer.helpers[FROM_BYTE] = FUNNEL if self.frame.writer.ptx else PLAIN_FUNNEL
             text = f"{FROM_BYTE}({low.text}, {high.text}, {amount.text})"
             self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
+
+    def _moved_down(self, word: Word) -> Block:
+        """A word of which ranges say how far it is moved down, made of the one that is there."""
+        for there, block in self.words.items():
+            more = dict(word.moved)
+            for axis, step in there.moved:
+                more[axis] = more.get(axis, 0) - step
+            if replace(there, moved=()) == replace(word, moved=()) and min(more.values(), default=0) >= 0:
+                return self._down(block, tuple((axis, step) for axis, step in more.items() if step))
+        raise KeyError(word)
 
     def _words_of(self, slot: int, nbytes: int) -> str:
         """The pointer of a buffer's words."""
