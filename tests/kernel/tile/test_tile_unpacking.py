@@ -9,6 +9,7 @@ from functools import cache
 
 import pytest
 
+from kcg.compat.tiny import Ops, dtypes
 from kcg.kernel.reading.kernel import TileKernel
 from kcg.kernel.tile.compile import compile_tile
 from kcg.kernel.tile.device import device_of
@@ -19,7 +20,7 @@ from kcg.kernel.tile.parameters import CONTRACTION, UNPACKING, TileParameters
 from kcg.kernel.tile.plan import Way, needs_stress
 from kcg.kernel.tile.prior import default_parameters, parameters_of
 from kcg.kernel.tile.space import schedule_of
-from kcg.kernel.tile.unpacking import TILES
+from kcg.kernel.tile.unpacking import TILES, UnpackingPlan
 from kcg.kernel.tile.views import MatmulView
 from kcg.types import Region
 from tests.kernel.tile.gluon_on_cpu import ProtocolError, wrong_in_gluon
@@ -105,6 +106,22 @@ def test_its_plan_says_who_waits_for_whom_and_how_bytes_come() -> None:
     assert [(one.name, one.slots, one.arrivals) for one in alone.barriers[2:]] == [("arrived", 2, 1)]
     held = plan.registers(device_of(TARGET))
     assert held.likely + plan.register_shares[1] == 256 and device_of(TARGET).registers == 128 * 2 * 256
+
+
+def test_both_scales_of_a_block_are_multiplied_once_for_all_weights_that_share_them() -> None:
+    """Of Q6_K: 128 weights of a turn, of which 16 have one scale of eight bits and all that of their block."""
+    kernel = read("q6_k", sizes_of("q6_k", "whole"))[1]
+    plan = plan_of(kernel, TARGET, first_of(kernel))
+    assert isinstance(plan, UnpackingPlan)
+    terms = plan.product.weights.terms
+    products = {node for term in terms for node in term.toposort() if node.op is Ops.MUL and node.dtype is dtypes.float}
+    assert len(terms) == 128 and len(products) == 128 + 128 // 16
+
+
+def test_bytes_that_are_shifted_by_the_number_of_a_range_are_words_moved_down_by_it() -> None:
+    """Of Q5_K each of eight groups of 32 weights has a bit of its own of each of 32 bytes; a turn has two groups."""
+    source = case_of("q5_k", SIZES["whole"]).program.source
+    assert "uint8" not in source[source.index("every other turn") :].split("def tile_kernel")[0]
 
 
 BROKEN = {
