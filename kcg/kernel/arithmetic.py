@@ -1031,10 +1031,15 @@ def complements(ast: UOp) -> dict[UOp, UOp]:
 
 
 def _below(node: UOp) -> tuple[UOp, ...]:
-    """The x of 1 / (1 + x)."""
-    if node.op is not Ops.RECIPROCAL or node.src[0].op is not Ops.ADD:
+    """The x of 1 / (1 + x), also times a constant below the line: tinygrad takes that out first."""
+    if node.op is not Ops.RECIPROCAL:
         return ()
-    one, other = node.src[0].src
+    below, factor = node.src[0], 0.0
+    while factor != 1.0:
+        below, factor = _scaled(below)
+    if below.op is not Ops.ADD:
+        return ()
+    one, other = below.src
     return tuple(x for c, x in ((one, other), (other, one)) if c.op is Ops.CONST and c.arg == 1)
 
 

@@ -162,9 +162,15 @@ def test_an_overflow_of_a_sum_that_a_factor_was_moved_out_of_is_uncertain() -> N
     assert np.isinf(values[4]).all() and not error[4].any(), "an infinity of the data is one in every order"
 
 
-def test_a_product_that_is_computed_as_a_complement_may_be_0_where_it_is_small() -> None:
-    x = empty(4).exp2()
-    (ast,) = kernels_of(empty(4) * (x + 1).reciprocal() * x + empty(4))
+@pytest.mark.parametrize("by_gradient", [False, True])
+def test_a_product_that_is_computed_as_a_complement_may_be_0_where_it_is_small(by_gradient: bool) -> None:
+    """Also where a constant is below the line, as in the gradient of a logarithm."""
+    exponents = empty(4)
+    x = exponents.exp2()
+    product = x * (x + 1).reciprocal()
+    if by_gradient:
+        (product,) = (x + 1).log2().sum().gradient(exponents)
+    (ast,) = kernels_of(empty(4) * product + empty(4))
     inputs = {use.slot: np.ones(4, np.float32) for use in buffers(ast) if use.is_input}
     exponent = next(n.src[0].src[0].arg.slot for n in ast.toposort() if n.op is Ops.EXP2)
     points = sample_points(ast, 4, np.random.default_rng(0))
@@ -174,6 +180,11 @@ def test_a_product_that_is_computed_as_a_complement_may_be_0_where_it_is_small()
     as_tinygrad = np.float32(1) + (np.float32(1) - np.float32(1) / (np.float32(1) + np.exp2(inputs[exponent])))
     assert error_ratio(store, as_tinygrad).max() <= CONFIDENT
     assert (error_ratio(store, np.ones(4, np.float32)) > CONFIDENT).tolist() == [False, True, True, True], share
+    added = next(n for n in ast.toposort() if n.op is Ops.STORE).src[1].src[1].src[0].arg.slot
+    inputs[exponent][0], inputs[added] = -25, np.zeros(4, np.float32)
+    (store,) = evaluate(ast, inputs, points)
+    as_tinygrad = np.float32(1) - np.float32(1) / (np.float32(1) + np.exp2(inputs[exponent]))
+    assert as_tinygrad[0] == 0 and error_ratio(store, as_tinygrad).max() <= CONFIDENT
 
 
 def test_a_sum_after_a_bias_that_all_rows_share() -> None:
