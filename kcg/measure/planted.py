@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from kcg.compat.tiny import Ops, UOp, dtypes
 from kcg.kernel.ast import store_of
 from kcg.kernel.chain import Chain
+from kcg.kernel.reading.depth import terms_of
 from kcg.kernel.reference import Run, StoreValues, points_of_store
 from kcg.kernel.rows import ReducedLoad, reduced_loads
 from kcg.measure.inputs import (
@@ -198,12 +199,17 @@ class Planter:
         """About how much one launch reads."""
         return max([self._size, *(target.rows * target.load.terms for target in targets)])
 
+    def _terms(self, target: _Target) -> int:
+        """Terms that the reference adds up for one output: those of what is made again for each term, too."""
+        asts = self._chain.asts
+        return max(target.load.terms, terms_of(target.load.ast) if len(asts) == 1 else 0)
+
     def launches(self, kind: Kind) -> int:
         """How many launches have something planted, at most."""
         targets = self._targets[kind is Kind.EQUAL]
         if kind not in (*VALUED, Kind.EQUAL) or not self._are_few(targets):
             return 0
-        terms = max(len(target.points) * target.load.terms for target in targets)
+        terms = max(len(target.points) * self._terms(target) for target in targets)
         most = LAUNCHES
         if len(self._chain.asts) > 1:
             # each takes the terms of some kernels

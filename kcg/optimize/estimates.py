@@ -84,6 +84,11 @@ VERIFY_S: Final = {"CPU": 0.55}
 """Verifying three seeds of one kernel, apart from its runs and its copies; elsewhere it follows from the checks. Seen
 on two cores of an Intel Xeon: 0.57 to 0.65 for the 55 kernels of Flux mini, 0.4 to 0.5 for those of RoPE and a
 ResNet."""
+REFERENCES: Final = 24
+"""So many references a comparison takes, of seeds, of what their data are chosen by, planted and with NaN: counted of
+the nearest of 64 points to each of 20,000, one sum of 41 million terms."""
+REFERENCE_S: Final = {"CPU": 4e-8}
+"""For each of its terms, which matters where few outputs are sums of all that there is."""
 CHECKS: Final = 5.0
 """So many times the preparing of a first measurement (inputs and references of one seed, loading, reading back) is what
 loading and verifying take apart from the runs: five seeds and projections, but the references come from other
@@ -421,6 +426,8 @@ class Estimates:
         again_s = sides_s[:-1] or sides_s  # of all but the last, each loaded and timed a second time
         samples = samples_for(max(sides_s), flush_s=flush_s)
         runs_s = sum(FINAL_RUNS * (seconds + poison_s) for seconds in sides_s)
+        if (term_s := REFERENCE_S.get(device)) is not None:
+            verify_s += REFERENCES * term_s * work.reference_terms
         if (slower_s := SUBNORMAL_S.get(device)) is not None:
             runs_s += len(sides_s) * slower_s * work.float_operations
         cold_s = sum(2 * seconds + samples * (seconds + flush_s) for seconds in [*sides_s, *again_s])

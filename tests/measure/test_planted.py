@@ -13,11 +13,12 @@ from tinygrad import Tensor
 from kcg.kernel.codec import ast_of, kernel_of
 from kcg.kernel.compile import compile_schedule
 from kcg.kernel.opts.schedule import RAW
+from kcg.kernel.reading.depth import terms_of
 from kcg.kernel.reference import points_of_store
 from kcg.kernel.rows import reduced_loads
 from kcg.measure.device_info import detect
 from kcg.measure.inputs import LOWERED_RECIPE, lowered, numpy_dtype, to_bits, to_values
-from kcg.measure.planted import BLOCKS, LAUNCHES, Kind, places
+from kcg.measure.planted import BLOCKS, LAUNCHES, TERMS, Kind, places
 from kcg.measure.verify import FINAL_SEEDS, CheckedBench, RefereeWithoutDevice
 from kcg.types import Region, Verification
 from tests.chains import region_of
@@ -237,6 +238,17 @@ def test_nothing_is_planted_where_random_data_tell_as_much_or_it_would_cost_too_
     assert not plantings(empty(64, 96) @ empty(96, 80)), "no term of a sum is hidden"
     assert not plantings(empty(4096, 4096).max(1)), "as many rows as columns, and 16 million elements"
     assert all(count <= 20 for _, count in plantings(empty(1200, 301).max(1))), "a hundred rows at once"
+
+
+def test_of_what_is_made_again_for_each_term_every_term_counts() -> None:
+    """The distance of each of some points to the nearest centre, all of them added up: one output, by its largest
+    terms of 64, each of which is a sum."""
+    for points, terms in ((8, 16_384), (4000, 8_192_000)):
+        near = (empty(points, 32) @ empty(32, 64) + empty(64)).max(1).sum()
+        of = region(near)
+        planter = RefereeWithoutDevice(of).planter(())
+        assert terms_of(ast_of(of.kernels[0])) == terms
+        assert (planter.launches(Kind.ABOVE) == TERMS // terms) is (points == 4000)
 
 
 def test_what_is_planted_depends_on_the_kernel_alone() -> None:

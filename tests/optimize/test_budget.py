@@ -750,6 +750,16 @@ def test_judging_a_product_on_a_cpu_has_the_time_for_data_with_subnormal_numbers
     assert expected.timing_s(work) == pytest.approx(before_s + 2.0), "of each side one launch"
 
 
+def test_judging_on_a_cpu_has_the_time_for_references_of_what_is_all_that_there_is(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel whose only output is a sum of millions of terms: each reference takes seconds."""
+    work = max(opened.works, key=lambda work: work.reference_terms)
+    before_s, terms = expected.timing_s(work), estimates.REFERENCES * work.reference_terms
+    monkeypatch.setitem(estimates.REFERENCE_S, "CPU", estimates.REFERENCE_S["CPU"] + 5 / terms)
+    assert expected.timing_s(work) == pytest.approx(before_s + 5.0)
+
+
 def test_measurements_that_the_baselines_use_up_are_no_search(
     opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
