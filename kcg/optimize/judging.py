@@ -43,6 +43,7 @@ COMPLETING = 1 / 2  # of the time that is left, where plans are compared after i
 WORTH = 1 / 8
 """Of what all takes as the search found it, what judging may still save where time is left for the check of the whole:
 with more to gain a check would be of a result that is not worth it."""
+LEAST_S = 1e-3  # that judging anything takes
 CHECKED = "not verified: it is tinygrad's own schedule, checked on one seed"
 
 
@@ -56,10 +57,10 @@ class JudgingSettings:
 
 
 class Judging:
-    """Judges every region of a run that has a candidate, where most is to be gained first of those whose references are
-    there, while the budget lasts; what an earlier run kept, or was judged `ahead`, is taken over, before all else. The
-    others are as the search left them, and so are those of several kernels that are not needed: where one fails that
-    is, others may be.
+    """Judges every region of a run that has a candidate, while the budget lasts: where most is to be gained a second
+    first, of those whose references are there; what an earlier run kept, or was judged `ahead`, is taken over, before
+    all else. The others are as the search left them, and so are those of several kernels that are not needed: where one
+    fails that is, others may be.
 
     Each result is put into `judged`, by `RegionWork.id`, as soon as it is known, and the `incumbent` improves by it: a
     run that is interrupted, or killed, has these.
@@ -119,8 +120,7 @@ class Judging:
         works, estimates, judged = self._candidates.works, self._estimates, self._judged
         held = {work.id for work in works if estimates.kept.holds_first(work)}
         due = (work for work in works if estimates.is_due(work))
-        gains_s = {work.id: gain_s(work, self._ahead) for work in works}  # over what was verified ahead
-        order = sorted(due, key=lambda work: (work.id not in held, -gains_s[work.id], -work.before_s))
+        order = sorted(due, key=lambda work: (work.id not in held, -self._a_second(work), -work.before_s))
         self._due = order
         for work in works:
             if work not in order:
@@ -248,9 +248,14 @@ class Judging:
         replaced = covered_by(self._candidates.works, verified.intersection(self._of_best))
 
         def order(work: RegionWork) -> tuple[bool, float]:
-            return work.id in replaced, -gain_s(work, self._judged) / max(self._comparing_s(work), 1e-3)
+            return work.id in replaced, -gain_s(work, self._judged) / max(self._comparing_s(work), LEAST_S)
 
         return sorted(wanted, key=order)
+
+    def _a_second(self, work: RegionWork) -> float:
+        """What judging a region may save, over what was verified ahead, by what it is expected to take: one that takes
+        most of the time that is left is no reason to have none of the others."""
+        return gain_s(work, self._ahead) / max(self._comparing_s(work), LEAST_S)
 
     def _fits(self, works: Sequence[RegionWork]) -> bool:
         """Whether there is time to judge those of these that the best plans run."""

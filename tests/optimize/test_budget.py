@@ -831,6 +831,29 @@ def test_where_time_is_short_a_kernel_waits_whose_calls_a_verified_region_takes(
     assert [work.id for work in Judging._of_plans(judge, left)] == order
 
 
+def test_what_takes_long_to_judge_is_judged_after_what_gains_more_a_second(
+    opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The distances of k-means, half of a script's time, took all that was left of a minute, and were refused."""
+    for work, times in zip(opened.works, (9.0, 1.5, 1.4), strict=True):
+        find(work, times=times)
+    most, *others = sorted(opened.works, key=lambda work: -work.saving_s)
+    comparing_s = expected.comparing_s
+    monkeypatch.setattr(Estimates, "comparing_s", lambda _, work: 1e6 if work is most else comparing_s(work))
+    judge, judged = opened.judge(expected, Candidates(opened.works, searched=True)), list[str]()
+
+    def compared(of_one: Judge, work: RegionWork) -> RegionResult:
+        judged.append(work.id)
+        return judge._as_searched(work)
+
+    monkeypatch.setattr(Pace, "allows", lambda *_, **__: True)
+    monkeypatch.setattr(Judge, "compare_kinds", lambda judge, work: True)
+    monkeypatch.setattr(Judge, "compare_found", compared)
+    monkeypatch.setattr(Comparisons, "prepare", lambda comparisons, works, sides, **_: None)
+    judge.run()
+    assert judged[-1] == most.id and set(judged[:-1]) == {work.id for work in others}
+
+
 @pytest.mark.parametrize(("ahead", "improved"), [(False, [2, 3]), (True, [1, 2, 3])])
 def test_what_an_earlier_run_judged_comes_first_and_the_incumbent_has_all_of_it_at_once(
     ahead: bool, improved: list[int], opened: Begun, expected: Estimates, monkeypatch: pytest.MonkeyPatch
