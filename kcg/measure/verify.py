@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcg.compat.tiny import Ops, UOp
 from kcg.errors import VerificationError
 from kcg.kernel.arithmetic import CONFIDENT, comparing_in_order, products_of_tf32
+from kcg.kernel.ast import extent
 from kcg.kernel.chain import Chain, Evaluation
 from kcg.kernel.projection import Projection, expected, plan, project, ratio, signs
 from kcg.kernel.reading.depth import terms_of
@@ -138,6 +140,18 @@ class Reference:
         sure = [(store.error == 0) & ~np.isnan(store.values) for store in self.stores]
         points = np.concatenate(sure) if sure else np.zeros(0)
         return float(points.mean()) if points.size else 0.0
+
+
+def reference_terms(asts: Iterable[UOp]) -> int:
+    """About how many terms a reference of these kernels adds up: those of all reductions, of each output that is looked
+    at."""
+    found = 0
+    for ast in asts:
+        nodes = ast.toposort()
+        reduced = {axis for node in nodes if node.op is Ops.REDUCE for axis in node.src[1:]}
+        outputs = math.prod(extent(node) for node in nodes if node.op is Ops.RANGE and node not in reduced)
+        found += min(outputs, POINTS) * terms_of(ast)
+    return found
 
 
 def may_be_nothing(recipe: str) -> bool:

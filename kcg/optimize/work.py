@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from kcg.compat.tiny import Ops
 from kcg.judge.bounds import mean, observed, timed_at
 from kcg.judge.interface import UNVERIFIED, Offer
 from kcg.kernel.kinds import HasExact, NamesItself, kind_of, own_kind, traits_of
@@ -201,19 +199,10 @@ class RegionWork:
 
     @functools.cached_property
     def reference_terms(self) -> int:
-        """About how many terms the reference of a check adds up: those of all reductions, of each output that is
-        looked at."""
-        from kcg.kernel.ast import extent
-        from kcg.kernel.reading.depth import terms_of
-        from kcg.measure.verify import POINTS
+        """See `kcg.measure.verify.reference_terms`."""
+        from kcg.measure.verify import reference_terms
 
-        found = 0
-        for ast in self._asts(self.bindings[0]):
-            nodes = ast.toposort()
-            reduced = {axis for node in nodes if node.op is Ops.REDUCE for axis in node.src[1:]}
-            outputs = math.prod(extent(node) for node in nodes if node.op is Ops.RANGE and node not in reduced)
-            found += min(outputs, POINTS) * terms_of(ast)
-        return found
+        return reference_terms(self._asts(self.bindings[0]))
 
     def _asts(self, values: Variables) -> list[UOp]:
         """Its kernels with these values of their variables."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from kcg.measure import child, device_info
 from kcg.measure.device_info import LinuxCpuSensors, Neighbours, NoSensors, describe, detect, sensors_for
 from kcg.measure.jobs import TimeJob
 from kcg.measure.service import floor_s
+from kcg.measure.verify import FINAL_SEEDS, CheckedBench
 from kcg.types import CacheState, Target
 from tests.kernels import empty, example_asts, example_region, kernels_of
 from tests.known_targets import KNOWN_TARGETS
@@ -240,6 +242,23 @@ def test_faster_than_the_hardware_is_rejected_and_surprisingly_fast_is_verified(
     outcome = time_it(recheck_below_s=1.0)
     assert outcome.wrong == "" and len(outcome.samples_s) >= 5
     assert "suspicion" in dict(outcome.spent_s) and "suspicion" not in dict(time_it().spent_s)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize(("most", "rules"), [(1 << 24, [True]), (0, [False])])
+def test_what_is_surprisingly_fast_has_every_rule_where_its_reference_is_short(
+    most: int, rules: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, check = list[bool](), CheckedBench.check
+
+    def checked(bench: CheckedBench, launch: Any, variables: Any, **how: Any) -> Any:
+        if len(tuple(how["seeds"])) == len(FINAL_SEEDS):
+            seen.append(how["thorough"])
+        return check(bench, launch, variables, **how)
+
+    monkeypatch.setattr(CheckedBench, "check", checked)
+    monkeypatch.setattr(child, "SUSPECTED_TERMS", most)
+    assert time_it(recheck_below_s=1.0).wrong == "" and seen == rules
 
 
 def test_who_has_a_part_of_a_machine_says_how_large_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
