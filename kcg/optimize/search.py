@@ -460,11 +460,13 @@ class _Search:
             self.ahead.turn()
 
     def _limits(self) -> Limits:
-        """On a CPU all takes turns, so that nothing disturbs a sample; a GPU is kept busy by many kernels at once."""
+        """On a CPU all takes turns, so that nothing disturbs a sample, and a budget is for searching as long as a batch
+        is worth it: a quarter of minutes holds few measurements of each kernel. A GPU is kept busy by many at once."""
         compilers, devices, least = self.device.compilers, self.device.spread.size, self.settings.least_saving
         if self.device.is_cpu:  # four of one device take no more than one
             measuring = max(4 * devices, compilers)
-            return Limits(measuring=measuring, batch=4, least_saving=least, patience_s=self._patience_s)
+            stalls = self.budget.limit_s is None
+            return Limits(measuring=measuring, batch=4, least_saving=least, stalls=stalls, patience_s=self._patience_s)
         searching = self.guide.workers.count if self.guide.workers is not None else 2
         if _waits_for_first(self.joins, self.works):
             compilers = max(int(WAITING * compilers), 1)

@@ -154,6 +154,7 @@ class Limits:
     searching: int = 1  # searches that are at work otherwise
     alternate: bool = True  # nothing thinks while something is measured, so none thinks for long
     least_saving: float = WORTHLESS  # share of the workload's time
+    stalls: bool = True  # it is enough where the last part of its time brought next to nothing
     device_s: float = DEVICE_S  # what a schedule takes of the device
     patience_s: Callable[[], float] = lambda: PATIENCE_S  # at the end, for what is with the device
 
@@ -378,7 +379,7 @@ class Allocator:
         while len(self._history) > 1 and self._history[1][0] <= since:
             self._history.popleft()  # the last part begins later and later
         _, before_s, count = self._history[0]
-        if self.ledger.max_measurements is not None or measured - count < STALL_MEASURED:
+        if not self.limits.stalls or self.ledger.max_measurements is not None or measured - count < STALL_MEASURED:
             return False
         least_s = min(STALLED * self._least_s(), STALLED_MOST * total_s)
         if before_s - total_s > least_s:

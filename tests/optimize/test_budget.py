@@ -34,7 +34,7 @@ from kcg.optimize.device import Device
 from kcg.optimize.estimates import LAUNCHES_S, Estimates, Pace
 from kcg.optimize.judging import CHECKED, Judging, as_judged
 from kcg.optimize.outlook import outlook_of
-from kcg.optimize.search import Guide, search
+from kcg.optimize.search import Guide, _Search, search
 from kcg.optimize.settings import Settings
 from kcg.optimize.stored import _found_nothing
 from kcg.optimize.work import Candidates, Measured, RegionWork
@@ -829,6 +829,18 @@ def test_where_time_is_short_a_kernel_waits_whose_calls_a_verified_region_takes(
     )
     left = works[:2] if verified else works
     assert [work.id for work in Judging._of_plans(judge, left)] == order
+
+
+@pytest.mark.parametrize(("limit_s", "stalls"), [(None, True), (300.0, False)])
+def test_on_a_cpu_a_budget_is_for_searching(limit_s: float | None, stalls: bool) -> None:
+    """Of 300 s a training loop's search took 88, since a quarter of them had found little."""
+    run: Any = SimpleNamespace(
+        device=SimpleNamespace(compilers=1, spread=SimpleNamespace(size=1), is_cpu=True),
+        settings=SimpleNamespace(least_saving=1e-4),
+        budget=SimpleNamespace(limit_s=limit_s),
+        _patience_s=lambda: 0.0,
+    )
+    assert _Search._limits(run).stalls is stalls
 
 
 def test_what_takes_long_to_judge_is_judged_after_what_gains_more_a_second(

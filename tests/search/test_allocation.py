@@ -184,6 +184,9 @@ def test_it_ends_where_the_last_part_of_its_time_brought_next_to_nothing() -> No
     assert not stalled(12.0, 0.5, 60), "in its last quarter it still became faster"
     assert not stalled(20.0, 0.499, 10), "too little was measured to tell"
     assert stalled(20.0, 0.499, 50)
+    allocator.limits = replace(allocator.limits, stalls=False)
+    assert not stalled(20.0, 0.499, 0), "there is a budget for it"
+    allocator.limits = replace(allocator.limits, stalls=True)
     ledger.max_measurements = 1000
     assert not stalled(20.0, 0.499, 0), "they were asked for"
     ledger.max_measurements, entry.thread, entry.gain = None, None, 0.9
