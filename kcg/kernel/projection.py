@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from kcg.compat.tiny import AddrSpace, Ops, UOp, dtypes
 from kcg.errors import VerificationError
-from kcg.kernel.arithmetic import Value, unit_roundoff
+from kcg.kernel.arithmetic import Value, significant_bits, unit_roundoff
 from kcg.kernel.ast import affine, buffer_of, extent, is_local, is_symbolic, shape_of, store_of, without_gates
 from kcg.kernel.reference import MAX_ELEMENTS, Run, buffers
 
@@ -101,9 +101,9 @@ def plan(ast: UOp, store: int = 0) -> Projection | None:
     order = sorted(output.strides, key=lambda r: -output.strides[r])
     if set(order) != set(sink.src[1:]) or not _distinct(order, output):
         return None
-    variance, bits = 0.0, significant_bits(target)
+    variance, bits = 0.0, significant_bits(target.dtype)
     while value.op is Ops.CAST and dtypes.is_float(value.src[0].dtype):
-        variance, bits = variance + cast_variance(value), min(bits, significant_bits(value))
+        variance, bits = variance + cast_variance(value), min(bits, significant_bits(value.dtype))
         value = value.src[0]
     for column in sorted(order, key=lambda r: (-extent(r), output.strides[r])):
         rows = tuple(r for r in order if r is not column)
@@ -132,11 +132,6 @@ def chain(node: UOp) -> tuple[int, int]:
             combined = sum(loads) if n.op is Ops.MUL else max(loads, default=0)
             known[n] = max((terms for terms, _ in parts), default=1), combined
     return known[node]
-
-
-def significant_bits(node: UOp) -> int:
-    """The significant bits of a float."""
-    return round(-math.log2(unit_roundoff(node.dtype)))
 
 
 def _distinct(order: list[UOp], output: Access) -> bool:
@@ -181,7 +176,7 @@ def _terms(node: UOp, column: UOp, rows: frozenset[UOp]) -> tuple[Term, ...] | N
             found.append(
                 replace(t, scale=scale, rows=t.rows + by.rows, columns=t.columns + by.columns, variance=variance)
             )
-    bits = significant_bits(node)
+    bits = significant_bits(node.dtype)
     return tuple(replace(t, variance=t.variance + own, bits=min(t.bits, bits)) for t in found) or None
 
 
@@ -199,7 +194,7 @@ def _elementwise(node: UOp, column: UOp) -> Term:
         columns=tuple(f for f in parts if column in f.ranges and f not in both),
         summed=load,
         variance=sum(unit_roundoff(n.dtype) ** 2 for n in products),
-        bits=min(map(significant_bits, products), default=53),
+        bits=min((significant_bits(product.dtype) for product in products), default=53),
     )
 
 
@@ -238,7 +233,7 @@ def _sum(node: UOp, column: UOp, rows: frozenset[UOp]) -> tuple[Term, ...] | Non
         reduced=tuple(r for r in reduced if r in used),
         product_variance=sum(unit_roundoff(n.dtype) ** 2 for n in products) + sum(load.variance for load in known),
         sum_variance=unit_roundoff(node.dtype) ** 2 * math.prod(map(extent, reduced)),
-        bits=min(map(significant_bits, [node, *products])),
+        bits=min(significant_bits(one.dtype) for one in (node, *products)),
     )
     return (term,)
 

@@ -256,8 +256,8 @@ def time_job(job: TimeJob) -> TimeOutcome:
         noisy = "the device's clock told no time"
     if not wrong and not noisy and median(samples) < max(job.floor_s, job.recheck_below_s):
         # too good to be true: every rule, and all samples again with nothing else on the device
-        few = reference_terms(bench.chain.asts) <= SUSPECTED_TERMS or median(samples) < job.floor_s
-        verified = bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=few, tf32=job.compiled.tf32)
+        by_every_rule = reference_terms(bench.chain.asts) <= SUSPECTED_TERMS or median(samples) < job.floor_s
+        verified = bench.check(launch, job.variables, seeds=FINAL_SEEDS, thorough=by_every_rule, tf32=job.compiled.tf32)
         wrong, unjudged = _wrong_or_unjudged(verified)
         bench.fill(job.check_seed or TIMED_SEED, recipe)
         if not wrong and not unjudged:

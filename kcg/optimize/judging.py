@@ -120,7 +120,11 @@ class Judging:
         works, estimates, judged = self._candidates.works, self._estimates, self._judged
         held = {work.id for work in works if estimates.kept.holds_first(work)}
         due = (work for work in works if estimates.is_due(work))
-        order = sorted(due, key=lambda work: (work.id not in held, -self._a_second(work), -work.before_s))
+
+        def first(work: RegionWork) -> tuple[bool, float, float]:
+            return work.id not in held, -_a_second(work, self._ahead, self._comparing_s(work)), -work.before_s
+
+        order = sorted(due, key=first)
         self._due = order
         for work in works:
             if work not in order:
@@ -248,14 +252,9 @@ class Judging:
         replaced = covered_by(self._candidates.works, verified.intersection(self._of_best))
 
         def order(work: RegionWork) -> tuple[bool, float]:
-            return work.id in replaced, -gain_s(work, self._judged) / max(self._comparing_s(work), LEAST_S)
+            return work.id in replaced, -_a_second(work, self._judged, self._comparing_s(work))
 
         return sorted(wanted, key=order)
-
-    def _a_second(self, work: RegionWork) -> float:
-        """What judging a region may save, over what was verified ahead, by what it is expected to take: one that takes
-        most of the time that is left is no reason to have none of the others."""
-        return gain_s(work, self._ahead) / max(self._comparing_s(work), LEAST_S)
 
     def _fits(self, works: Sequence[RegionWork]) -> bool:
         """Whether there is time to judge those of these that the best plans run."""
@@ -395,6 +394,12 @@ class Judging:
             source=self._device.compiled(work, schedule).source if known else "",
             launch=row.launch,
         )
+
+
+def _a_second(work: RegionWork, verified: Mapping[str, RegionResult], takes_s: float) -> float:
+    """What judging a region may save, over what is verified, by what it takes: one that takes most of the time that is
+    left is no reason to have none of the others."""
+    return gain_s(work, verified) / max(takes_s, LEAST_S)
 
 
 def as_judged(works: Sequence[RegionWork], judged: Mapping[str, RegionResult], *, why: str) -> RegionResults:

@@ -195,17 +195,17 @@ def _of_moved(node: UOp, loads: Mapping[UOp, Bits], known: dict[UOp, Bits | None
         word, begin = bits[0]
         if bits != tuple((word, begin + n) for n in range(len(bits))):
             continue
-        own = replace(word, moved=_together((*word.moved, *more)))
+        own = replace(word, moved=summed((*word.moved, *more)))
         return _extended(tuple((own, begin + first + n) for n in range(count)), width_of(node), signed=False)
     return None
 
 
-def _together(steps: Steps) -> Steps:
-    """Steps with one of each range."""
+def summed(steps: Steps) -> Steps:
+    """Steps with one of each range, where that is one."""
     found: dict[UOp, int] = {}
     for axis, step in steps:
         found[axis] = found.get(axis, 0) + step
-    return tuple(found.items())
+    return tuple((axis, step) for axis, step in found.items() if step)
 
 
 def _combined(node: UOp, one: Bits, other: Bits) -> Bits | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kcg.compat.tiny import AxisType, Ops, PatternMatcher, UOp, UPat, dtypes, graph_rewrite
+from kcg.kernel.arithmetic import significant_bits
 from kcg.kernel.ast import affine, extent, is_invalid, is_symbolic
 from kcg.kernel.reading.accesses import Access, loads_of
 from kcg.kernel.reading.bits import Bits, Linear, Steps, Word, linear_of
@@ -27,9 +28,8 @@ MOST_TERMS = 64  # that are written out
 WORD_BYTES = 4  # of a word at most
 WIDTHS = (16, 8, 4, 2, 1)  # neighbouring bytes that a thread may take at once
 SHARED = 2  # terms of which a factor is taken out of the sum
-SIGNIFICANT_BITS = 24  # of float32
-OF_FLOATS = {dtypes.float16: 11, dtypes.bfloat16: 8}
-LEAST_FACTORS = 3
+SIGNIFICANT_BITS = significant_bits(dtypes.float32)
+LEAST_FACTORS = 3  # of a product of which some come first
 SMALL_TABLE = 32  # entries at most, which the lanes of a warp hold
 BYTES = (dtypes.uint8, dtypes.int8)
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.weakfloat)
@@ -412,12 +412,12 @@ def _shared_first(body: UOp, chosen: frozenset[UOp]) -> UOp:
     """Terms whose products of several factors multiply those first that more terms share, as both scales of a block:
     where their product is exact, so that no more is rounded than before."""
     ordered: dict[UOp, UOp] = {}
-    inside = set[UOp]()
-    for node in reversed(list(body.toposort())):
-        factors = [] if node in inside else _factors_of(node, inside)
-        if len(factors) < LEAST_FACTORS:
+    products = [node for node in body.toposort() if node.op is Ops.MUL and node.dtype is dtypes.float32]
+    inside = {factor for node in products for factor in node.src}
+    for node in products:
+        factors = sorted(node.split_uop(Ops.MUL), key=lambda factor: len(chosen.intersection(factor.ranges)))
+        if node in inside or len(factors) < LEAST_FACTORS:
             continue
-        factors.sort(key=lambda factor: len(chosen.intersection(factor.ranges)))
         *shared, last = factors
         most = len(chosen.intersection(last.ranges))
         are_shared = all(len(chosen.intersection(factor.ranges)) < most for factor in shared)
@@ -426,21 +426,13 @@ def _shared_first(body: UOp, chosen: frozenset[UOp]) -> UOp:
     return body.substitute(ordered, walk=True) if ordered else body
 
 
-def _factors_of(node: UOp, inside: set[UOp]) -> list[UOp]:
-    """The factors of a product of float32, whose products are `inside` of it."""
-    if node.op is not Ops.MUL or node.dtype is not dtypes.float32:
-        return [node]
-    inside.update(node.src)
-    return [factor for src in node.src for factor in _factors_of(src, inside)]
-
-
 def _significant_bits(value: UOp) -> int:
     """Bits of a float32 that a value has at most, from the first one that is set to the last one."""
     if value.op is not Ops.CAST:
         return SIGNIFICANT_BITS
     given = value.src[0]
     if dtypes.is_float(given.dtype):
-        return min(SIGNIFICANT_BITS, OF_FLOATS.get(given.dtype, SIGNIFICANT_BITS))
+        return min(SIGNIFICANT_BITS, significant_bits(given.dtype))
     return int(max(abs(int(given.vmin)), abs(int(given.vmax)))).bit_length()
 
 

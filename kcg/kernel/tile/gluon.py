@@ -76,14 +76,14 @@ def shared_layout(sizes: Sequence[int], dtype: DType) -> str:
 
 def descriptor(boxes: Boxes, start: str, extents: Sequence[str], dtype: DType) -> str:
     """What makes the descriptor of blocks in memory, from their first element on; `extents` as `Boxes.extents`."""
-    return described(start, extents, [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
+    return descriptor_of(start, extents, [boxes.wide, 1], boxes.ordered(boxes.sizes), dtype)
 
 
 def descriptor_of_all(boxes: Boxes, extents: Sequence[str], dtype: DType) -> str:
     """As `descriptor`, of the blocks at all places of the leading ranges, which are its first axes."""
     totals = [*(str(extent(r)) for r, _ in boxes.leading), *extents]
     strides = [*(step for _, step in boxes.leading), boxes.wide, 1]
-    return described(boxes.buffer, totals, strides, sizes_of_all(boxes), dtype)
+    return descriptor_of(boxes.buffer, totals, strides, sizes_of_all(boxes), dtype)
 
 
 def sizes_of_all(boxes: Boxes) -> tuple[int, ...]:
@@ -91,7 +91,8 @@ def sizes_of_all(boxes: Boxes) -> tuple[int, ...]:
     return *(1 for _ in boxes.leading), *boxes.ordered(boxes.sizes)
 
 
-def described(start: str, totals: Sequence[str], strides: Sequence[int], sizes: Sequence[int], dtype: DType) -> str:
+def descriptor_of(start: str, totals: Sequence[str], strides: Sequence[int], sizes: Sequence[int], dtype: DType) -> str:
+    """What makes the descriptor of blocks of such sizes, of memory by its extents and the steps along them."""
     return (
         f"tma.make_tensor_descriptor({start}, shape=[{', '.join(totals)}], strides=[{', '.join(map(str, strides))}], "
         f"block_shape=[{', '.join(map(str, sizes))}], layout={shared_layout(sizes, dtype)})"

@@ -58,14 +58,14 @@ class PackedRows:
     """In which part a word is, and where it begins there."""
 
     @property
-    def boxes(self) -> tuple[tuple[int, ...], ...]:
-        """Of each part the bytes of its boxes."""
-        return tuple(part.boxes for part in self.parts)
+    def boxes(self) -> tuple[int, ...]:
+        """The bytes of the boxes of all parts, in their order."""
+        return tuple(nbytes for part in self.parts for nbytes in part.boxes)
 
     @property
     def nbytes(self) -> int:
         """That TMA brings of a row and a turn."""
-        return sum(map(sum, self.boxes))
+        return sum(self.boxes)
 
 
 def packed_rows(weights: Unpacked, rows: Axis) -> PackedRows:
@@ -90,9 +90,8 @@ def packed_rows(weights: Unpacked, rows: Axis) -> PackedRows:
             end = max(firsts[word] + weights.words[word] for word in words)
             parts.append(RowBytes(steps, first, end - first))
     used = max(
-        firsts + sum((extent(axis) - 1) * step for axis, step in steps) + weights.words[word]
+        first - start + sum((extent(axis) - 1) * step for axis, step in steps) + weights.words[word]
         for word, (_, steps, first) in lying.items()
-        for firsts in [first - start]
     )
     if any(step < 0 for part in parts for _, step in part.steps) or used > pitch:
         raise UnsupportedTile("form", "rows of weights that overlap")

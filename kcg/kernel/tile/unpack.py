@@ -15,9 +15,9 @@ import numpy as np
 from kcg.compat.tiny import Ops, UOp
 from kcg.kernel.ast import affine
 from kcg.kernel.reading.accesses import BufferSlot
-from kcg.kernel.reading.bits import Field, Linear, Steps, Word
+from kcg.kernel.reading.bits import Field, Linear, Steps, Word, summed
 from kcg.kernel.reading.packed import WORD_BYTES, Unpacked, raw_words
-from kcg.kernel.tile.emit import TYPES, Block, Frame, compute_type, sliced
+from kcg.kernel.tile.emit import TYPES, Block, Frame, Writer, compute_type, sliced
 from kcg.kernel.tile.needed import VECTOR_BYTES
 from kcg.kernel.tile.tiles import is_power_of_two
 
@@ -25,10 +25,15 @@ EXACT_BITS = 23  # of a float's fraction
 ONE = 1 << EXACT_BITS  # from here to twice as much, floats are whole numbers
 MAGIC = 0x4B000000  # its bits
 WIDE_LAYOUT = "neighbours"
-FROM_BYTE = "_from_byte"
 
 _Raw = tuple[int, Steps, int, int | None, int]
 """A word as it is loaded: its buffer, steps and bytes, where it begins if that is anywhere, and its number."""
+
+
+def from_byte(writer: Writer, low: str, high: str, amount: str) -> str:
+    """The word of four bytes that begins so many bits, 31 at most, after the beginning of the lower of two."""
+    writer.helpers["_from_byte"] = _FUNNEL if writer.ptx else _PLAIN_FUNNEL
+    return f"_from_byte({low}, {high}, {amount})"
 
 
 class _Held(dict[Word, Block]):
@@ -82,18 +87,15 @@ class Words:
             low = raw[(*key, word.number)]
             high = raw.get((*key, word.number + 1), low)
             amount = self._bits_before(word.steps, word.anywhere)
-            self.frame.writer.helpers[FROM_BYTE] = FUNNEL if self.frame.writer.ptx else PLAIN_FUNNEL
-            text = f"{FROM_BYTE}({low.text}, {high.text}, {amount.text})"
+            text = from_byte(self.frame.writer, low.text, high.text, amount.text)
             self.words[word] = self.frame.new(text, "uint32", low.axes | amount.axes, "word")
 
     def _moved_down(self, word: Word) -> Block:
         """A word of which ranges say how far it is moved down, made of the one that is there."""
         for there, block in self.words.items():
-            more = dict(word.moved)
-            for axis, step in there.moved:
-                more[axis] = more.get(axis, 0) - step
-            if replace(there, moved=()) == replace(word, moved=()) and min(more.values(), default=0) >= 0:
-                return self._down(block, tuple((axis, step) for axis, step in more.items() if step))
+            more = summed((*word.moved, *((axis, -step) for axis, step in there.moved)))
+            if replace(there, moved=()) == replace(word, moved=()) and all(step > 0 for _, step in more):
+                return self._down(block, more)
         raise KeyError(word)
 
     def _words_of(self, slot: int, nbytes: int) -> str:
@@ -410,13 +412,13 @@ def _with_{mask}(bits, word):
 """
 """Some bits of a word beside others."""
 
-FUNNEL = """
+_FUNNEL = """
 @triton.jit
 def _from_byte(low, high, amount):
     asm: tl.constexpr = "shf.r.clamp.b32 $0, $1, $2, $3;"
     return tl.inline_asm_elementwise(asm, "=r,r,r,r", [low, high, amount], dtype=tl.uint32, is_pure=True, pack=1)
 """
-PLAIN_FUNNEL = """
+_PLAIN_FUNNEL = """
 @triton.jit
 def _from_byte(low, high, amount):
     return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> amount.to(tl.uint64)).to(tl.uint32)

@@ -52,8 +52,8 @@ from kcg.kernel.tile.gluon import (
     add_function,
     allocated,
     arguments_of,
-    described,
     descriptor,
+    descriptor_of,
     end_products,
     partitioned,
     send_products,
@@ -67,7 +67,7 @@ from kcg.kernel.tile.plan import Barriers, Loop, Need, Registers, Shared, Times
 from kcg.kernel.tile.ring import HERE, Place, Ring, add_barriers
 from kcg.kernel.tile.targets import most_specialized_stages
 from kcg.kernel.tile.tiles import Axis, count_of, open_frame
-from kcg.kernel.tile.unpack import FROM_BYTE, FUNNEL, PLAIN_FUNNEL, Words
+from kcg.kernel.tile.unpack import Words, from_byte
 from kcg.kernel.tile.views import MatmulView
 from kcg.types import Target
 
@@ -382,7 +382,7 @@ def _shared(tile: Sequence[int], step: int, stages: int, packed: PackedRows) -> 
     return (
         Shared("rows", ITEMSIZE * step * rows // GROUPS_EACH, stages * GROUPS_EACH),
         Shared("columns", ITEMSIZE * step * columns, stages),
-        *(Shared(_name(n), nbytes * columns, BUFFERS) for n, nbytes in enumerate(itertools.chain(*packed.boxes))),
+        *(Shared(_name(n), nbytes * columns, BUFFERS) for n, nbytes in enumerate(packed.boxes)),
         Shared("the compiler's", COMPILER_BYTES),
     )
 
@@ -452,7 +452,7 @@ class _Unpacking:
         stages = self.plan.num_stages
         lines.add(allocated("rows", stages * GROUPS_EACH, (self.plan.group_rows, STEP), self.dtype))
         lines.add(allocated("columns", stages, (self.columns.size, STEP), self.dtype))
-        of_words = tuple(itertools.chain(*self.product.rows.boxes))
+        of_words = self.product.rows.boxes
         numbers = range(len(of_words))
         for number, nbytes in enumerate(of_words):
             lines.add(f"{_memory(number)} = {self._described(nbytes)}")
@@ -480,7 +480,9 @@ class _Unpacking:
         pointer = f"{self.main.buffer(packed.slot)}.to(tl.pointer_type(tl.uint8))"
         pointer = f"{pointer} + {packed.start}" if packed.start else pointer
         sizes = (self.columns.size, nbytes)
-        return described(pointer, (str(self.columns.total), str(packed.used)), (packed.pitch, 1), sizes, dtypes.uint8)
+        return descriptor_of(
+            pointer, (str(self.columns.total), str(packed.used)), (packed.pitch, 1), sizes, dtypes.uint8
+        )
 
     def _rows_of(self, slot: str, group: str) -> str:
         """The block of a group's vectors in a slot."""
@@ -629,10 +631,9 @@ class _Unpacking:
                 ]
         if not most:
             return words
-        self.writer.helpers[FROM_BYTE] = FUNNEL if self.writer.ptx else PLAIN_FUNNEL
         bits = lines.name(f"({before} & {WORD_BYTES - 1}) * 8", "bits")
         pairs = zip(words, [*words[1:], words[-1]], strict=True)
-        return [lines.name(f"{FROM_BYTE}({low}, {high}, {bits})", "word") for low, high in pairs]
+        return [lines.name(from_byte(self.writer, low, high, bits), "word") for low, high in pairs]
 
     def _words_of(self, lines: Lines, number: int, nbytes: int, buffer: str) -> list[str]:
         """The words of a box, each as a block of rows."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from kcg.compat.tiny import dtypes
 from kcg.kernel.tile.program import TileSource
 from kcg.measure.inputs import numpy_dtype, to_values
 from tests.kernel.tile.running import Case, differing, question_of
@@ -26,7 +27,6 @@ from tests.kernel.tile.running import Case, differing, question_of
 TOGETHER = 16  # rows of a product that are made at once: of so few BLAS wakes no threads, which took most of the time
 TYPES = ("float32", "float16", "bfloat16", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 ALIGNED = 16  # bytes at which TMA begins, after the corner of a block too: else an illegal instruction
-SAME_SIZE = {"bfloat16": "float16"}
 LAYOUTS = ("NVMMADistributedLayout", "DistributedLinearLayout", "DotOperandLayout", "SliceLayout")
 Condition = Callable[[], bool]
 
@@ -459,7 +459,7 @@ class Machine:
             return Barriers([Barrier(f"barrier of {slots}") for _ in range(slots)])
         names = [f"block {n} of {slots}" for n in range(slots)]
         empty = np.zeros(of_slot, dtype) if "int" in dtype else np.full(of_slot, np.nan, np.float32)
-        itemsize = np.dtype(SAME_SIZE.get(dtype, dtype)).itemsize
+        itemsize = getattr(dtypes, dtype).itemsize
         self.shared += [Slot(name, empty, itemsize, self._running) for name in names]
         return View(self.shared[-slots:])
 
