@@ -37,6 +37,7 @@ from kcg.compat.observing import (
     fitting,
     name_of,
     piece_of,
+    put_values,
     shake,
 )
 from kcg.compat.stretch import FILES
@@ -56,6 +57,8 @@ Run = Callable[[], object]
 OwnSchedules = Callable[[bool], AbstractContextManager[None]]
 """A block in which this thread gets tinygrad's own schedules; with True kernels without Opts, which sum one term after
 the other."""
+Otherwise = Callable[[Any], Any]
+"""Of the AST of a kernel that was replaced one whose sums are off by about what another order does; None of others."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,9 @@ class Step:
     trials: Callable[[int | None, Sequence[int], bool], Trial]
     """What it wrote at these places, from the same values, or from values each changed at random, by a seed, by one
     rounding unit; with True also without Opts."""
+    rounded: Callable[[int, Sequence[int]], Pieces]
+    """What the own ones write there from the same values where kernels that were replaced have sums that are off at
+    random, by a seed, by about what another order of their terms does."""
 
 
 class Lockstep:
@@ -97,13 +103,14 @@ class Lockstep:
         changed: frozenset[str],
         judge: Callable[[Step], None],
         *,
+        otherwise: Otherwise,
         most_bytes: int,
     ) -> None:
         """`changed` are the ids of what was chosen, of which an `Observer` tags the calls. Of what a step writes
         `most_bytes` are compared, the small first."""
         self.why_not = ""  # why some step was not compared
         self._own_schedules, self._changed, self._judge = own_schedules, changed, judge
-        self._most_bytes = most_bytes
+        self._most_bytes, self._otherwise = most_bytes, otherwise
         self._captured: weakref.WeakKeyDictionary[UOp, _Own] = weakref.WeakKeyDictionary()
         self._replays: weakref.WeakKeyDictionary[UOp, int] = weakref.WeakKeyDictionary()
         self._realised: Counter[tuple[bytes, ...]] = Counter()
@@ -131,7 +138,8 @@ class Lockstep:
             self._realised[structure] += 1
             if _is_due(self._realised[structure]):
                 with self._trying(), self._own_schedules(False):
-                    own = _Own(plan(linear, held_bufs), held_bufs or set(), self._own_schedules)
+                    planned = plan(linear, held_bufs)
+                    own = _Own(planned, held_bufs or set(), self._own_schedules, self._otherwise)
                     self._now.realising = chosen, own, structure
             return chosen
 
@@ -178,7 +186,7 @@ class Lockstep:
                     with self._own_schedules(False):
                         lower(linear, held_bufs, input_uops)
                     planned, own = self._now.planned
-                    self._captured[chosen] = _Own(planned, held_bufs, self._own_schedules, own)
+                    self._captured[chosen] = _Own(planned, held_bufs, self._own_schedules, self._otherwise, own)
             self._now.planned = None
             return chosen
 
@@ -241,7 +249,8 @@ class Lockstep:
                 fed_by = [tuple(sorted(self._changed & follower.memory.fed_by(one))) for one in seen.compared]
                 made = tuple(replace(one, fed_by=by) for one, by in zip(seen.pieces(), fed_by, strict=True))
                 trial = Trial(seen.before, seen.own, made)
-                self._judge(Step(name, trial, seen.fresh, seen.updated, seen.left_out, seen.again, seen.trial))
+                each = seen.again, seen.trial, seen.rounded
+                self._judge(Step(name, trial, seen.fresh, seen.updated, seen.left_out, *each))
             return returned
         finally:
             self._busy.release()
@@ -250,7 +259,14 @@ class Lockstep:
 class _Own:
     """A step as tinygrad schedules it."""
 
-    def __init__(self, planned: UOp, held: set[UOp], own_schedules: OwnSchedules, compiled: UOp | None = None) -> None:
+    def __init__(
+        self,
+        planned: UOp,
+        held: set[UOp],
+        own_schedules: OwnSchedules,
+        otherwise: Otherwise,
+        compiled: UOp | None = None,
+    ) -> None:
         """`planned`, and `compiled` where it is; `held` is memory that is there beyond the step."""
         from tinygrad.uop.ops import buffers
 
@@ -260,7 +276,7 @@ class _Own:
         nodes = _buffers_in(argument for call in planned.src for argument in call.src[1:])
         self.held = {node for node in nodes if is_there(node)}
         self._between = nodes - self.held
-        self._planned, self._own_schedules = planned, own_schedules
+        self._planned, self._own_schedules, self._otherwise = planned, own_schedules, otherwise
         self._compiled = {} if compiled is None else {False: compiled}
 
     def linear(self, *, plain: bool = False) -> UOp:
@@ -274,14 +290,59 @@ class _Own:
 
     def run(self, inputs: tuple[UOp, ...], values: dict[str, int] | None, *, plain: bool = False) -> None:
         """Run it, with memory for what is in between that is free after it."""
-        linear = self.linear(plain=plain)
+        with self._elsewhere(self.linear(plain=plain)) as linear:
+            _run(linear, inputs, values)
+
+    def run_rounded(self, inputs: tuple[UOp, ...], values: dict[str, int] | None, *, seed: int) -> None:
+        """Run it call by call, see `Step.rounded`: what a call wrote is moved by the distance to what one with other
+        sums writes, times a random number for each element."""
+        import numpy as np
+
+        rng = np.random.default_rng(seed)
+        with self._elsewhere(self.linear()) as linear:
+            for call, other in zip(linear.src, self._others, strict=True):
+                alone = linear.replace(src=(call,))
+                if other is None:
+                    _run(alone, inputs, values)
+                    continue
+                written = _floats_of(call, inputs)
+                before = _Saved(written)
+                _run(linear.replace(src=(call.replace(src=(other, *call.src[1:])),)), inputs, values)
+                others = [one.numpy() for one in written]
+                before.put_back()
+                _run(alone, inputs, values)
+                for buffer, moved in zip(written, others, strict=True):
+                    own = buffer.numpy()
+                    is_number = np.isfinite(own) & np.isfinite(moved)
+                    by = np.subtract(moved, own, out=np.zeros_like(own), where=is_number)
+                    put_values(buffer, own + by * rng.standard_normal(own.shape, np.float32).astype(own.dtype))
+
+    @functools.cached_property
+    def _others(self) -> list[UOp | None]:
+        """For each call a program in its place with other sums."""
+        from kcg.compat.tiny import Device, Ops, to_program
+
+        @functools.cache
+        def program(ast: UOp, device: str) -> UOp | None:
+            changed = self._otherwise(ast)
+            with self._own_schedules(False):
+                return None if changed is None else to_program(changed, Device[device].renderer)
+
+        bodies = [call.src[0] for call in self._planned.src]
+        devices = [call.device for call in self._planned.src]
+        pairs = zip(bodies, devices, strict=True)
+        return [program(body, device) if body.op is Ops.SINK else None for body, device in pairs]
+
+    @contextlib.contextmanager
+    def _elsewhere(self, linear: UOp) -> Iterator[UOp]:
+        """The same, with memory for what is in between that is free after the block."""
         new = {node: type(node).new_buffer(node.device, node.max_numel(), node.dtype) for node in self._between}
 
         def elsewhere(call: UOp) -> UOp:
             return call.replace(src=(call.src[0], *(one.substitute(new, walk=True) for one in call.src[1:])))
 
         try:
-            _run(linear.replace(src=tuple(map(elsewhere, linear.src))), inputs, values)
+            yield linear.replace(src=tuple(map(elsewhere, linear.src)))
         finally:  # who gets this memory next finds nothing of use in it
             for node in new.values():
                 for one in buffers_of(node.buffer):
@@ -340,6 +401,12 @@ class _Seen:
         with self._from_before():
             self._run_own()
             return self.pieces()
+
+    def rounded(self, seed: int, places: Sequence[int]) -> Pieces:
+        """See `Step.rounded`."""
+        with self._from_before():
+            self._own.run_rounded(self._inputs, self._values, seed=seed)
+            return self.pieces(places)
 
     def trial(self, seed: int | None, places: Sequence[int], plain: bool) -> Trial:
         """See `Step.trials`."""
@@ -441,6 +508,17 @@ def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buf
     if any(one.device.startswith(FILES) for one in written.values()):
         raise NotImplementedError(WRITES_A_FILE)
     return list(written.values()), list(read.values())
+
+
+def _floats_of(call: UOp, inputs: Sequence[UOp]) -> list[Buffer]:
+    """What one call writes of floats; below what narrower ones are rounded to, the order of a sum is lost."""
+    from tinygrad.engine.realize import get_call_outs_ins, resolve_params
+
+    from kcg.compat.tiny import dtypes
+
+    arguments = resolve_params(call, tuple(inputs))
+    some = [one for place in get_call_outs_ins(call)[0] for one in buffers_of(arguments[place].buffer)]
+    return [one for one in some if one.dtype in (dtypes.float32, dtypes.float64)]
 
 
 def _named(linear: UOp, inputs: Sequence[UOp]) -> Iterator[Buffer]:

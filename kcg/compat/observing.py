@@ -498,7 +498,7 @@ def shake(buffer: Buffer, *, seed: int) -> int:
     stay. Returns how many were changed."""
     import numpy as np
 
-    from kcg.compat.tiny import Buffer, dtypes
+    from kcg.compat.tiny import dtypes
 
     dtype = buffer.dtype
     if not dtypes.is_float(dtype):
@@ -513,5 +513,16 @@ def shake(buffer: Buffer, *, seed: int) -> int:
     bits[may & up] += 1
     bits[may & ~up] -= 1
     if may.any():
-        buffer.copy_from(Buffer("PYTHON", buffer.size, dtype, opaque=memoryview(data)))
+        _put(buffer, data)
     return int(may.sum())
+
+
+def put_values(buffer: Buffer, values: NDArray[Any]) -> None:
+    """Let a buffer hold values of its own dtype."""
+    _put(buffer, bytearray(values.tobytes()))
+
+
+def _put(buffer: Buffer, data: bytearray) -> None:
+    from kcg.compat.tiny import Buffer
+
+    buffer.copy_from(Buffer("PYTHON", buffer.size, buffer.dtype, opaque=memoryview(data)))

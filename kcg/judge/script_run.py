@@ -90,9 +90,12 @@ class _Run:
         self._known: dict[bytes, str] = {}
         self._stays = contextlib.ExitStack()  # until the process ends
         self._observer = Observer(self._asked, self._prepare, seed=job["seed"])
-        self._lockstep = Lockstep(self._own_schedules, self._changed, self._judge, most_bytes=MAX_BYTES)
+        self._lockstep = Lockstep(
+            self._own_schedules, self._changed, self._judge, otherwise=self._summed_otherwise, most_bytes=MAX_BYTES
+        )
         self._steps: Steps | None = None
         self._plain: frozenset[str] = frozenset()  # kernels that tell what another order of sums does
+        self._replaced: frozenset[str] = frozenset()  # kernels, alone or in regions
         self._clock = ReplayClock(self._observer.later)
 
     def run(self) -> None:
@@ -158,6 +161,11 @@ class _Run:
         assert self._steps is not None
         self._steps.judge(step)
 
+    def _summed_otherwise(self, ast: Any) -> Any:
+        from kcg.kernel.sums import summed_otherwise
+
+        return summed_otherwise(ast) if self._asked(ast) in self._replaced else None
+
     def _watch_exit(self) -> None:
         """`os._exit` ends a process without exit handlers."""
         leave = os._exit
@@ -216,6 +224,8 @@ class _Run:
             raise
         if self.job["lockstep"]:
             self._plain = without_opts(result)
+            regions = [row.region for row in result.regions if row.region.id in self._changed]
+            self._replaced = frozenset(kernel.id for region in regions for kernel in region.kernels)
             others = rounding_of_sums(result, but=self._plain)
             tries = self.job["tries"]
             self._steps = Steps(rounding_of(result), seed=self.job["seed"], others=others, tries=tries)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcg.judge.steady import OWN_DIFFERS, Stress, steady
-from kcg.judge.whole import eps_of, judge_outputs, occurring, rounding_of_products, rounding_of_sums
+from kcg.judge.whole import judge_outputs, occurring, rounding_of_products, rounding_of_sums
 from kcg.measure.device_info import NoSensors, sensors_for
 from kcg.measure.protocol import median
 from kcg.types import ModelCheck, Result, Target
@@ -172,6 +172,7 @@ class _Program:
         from kcg.compat.hardware import allocated_bytes
         from kcg.compat.programs import StepClock, clock_of
         from kcg.compat.tiny import Device
+        from kcg.kernel.sums import eps_of
 
         self.device: str = Device.DEFAULT.split(":")[0]
         self.clock = clock_of(self.device)
@@ -379,6 +380,8 @@ def _has_memory(device: str, size: float) -> bool:
 def perturbed(inputs: dict[str, Any], *, seed: int, least: float = 0.0) -> dict[str, Any]:
     """Every floating input times 1 plus or minus the eps of its dtype, or `least`, at random; others as they are."""
     from tinygrad import Tensor, dtypes
+
+    from kcg.kernel.sums import eps_of
 
     Tensor.manual_seed(seed)
     changed = {}

@@ -224,13 +224,6 @@ def relative_error(outputs: Sequence[Array], own: Sequence[Array]) -> float:
     return worst
 
 
-def eps_of(dtype: Any) -> float:
-    """Distance from 1 to the next number of a floating dtype."""
-    from tinygrad import dtypes
-
-    return float(2.0 ** -dtypes.finfo(dtype)[1])
-
-
 def rounding_of_products(results: Sequence[Result]) -> float:
     """One rounding unit of tf32 where a chosen schedule rounds float32 operands of products to it, else 0."""
     from kcg.kernel.arithmetic import TF32_BITS
@@ -243,20 +236,11 @@ def rounding_of_products(results: Sequence[Result]) -> float:
 def rounding_of_sums(result: Result, *, but: Collection[str] = ()) -> float:
     """The largest √K·eps of all kernels `but` some: K is the number of terms of a sum, eps that of the dtype it is
     summed in. Sums that look something up round nothing."""
-    from kcg.compat.tiny import Ops, dtypes
-    from kcg.kernel.choices import choosing_sums
+    from kcg.kernel import sums
     from kcg.kernel.codec import ast_of
 
     kernels = {kernel for row in result.regions for kernel in row.region.kernels if kernel.id not in but}
-    largest, asts = 0.0, [ast_of(kernel) for kernel in kernels]
-    exact = choosing_sums(asts)
-    for ast in asts:
-        for node in ast.toposort():
-            is_sum = node.op is Ops.REDUCE and node.arg[0] is Ops.ADD and node not in exact
-            if is_sum and dtypes.is_float(node.dtype):
-                terms = math.prod(int(axis.vmax) + 1 for axis in node.src[1:])
-                largest = max(largest, math.sqrt(terms) * eps_of(node.dtype))
-    return largest
+    return sums.rounding_of_sums(map(ast_of, kernels))
 
 
 # ---- How far apart what two runs of a script left is, and how much of that is rounding.
@@ -301,6 +285,7 @@ def rounding_of(result: Result) -> Rounding:
     """The rounding of the kernels of a result."""
     from kcg.compat.tiny import Ops, dtypes
     from kcg.kernel.codec import ast_of
+    from kcg.kernel.sums import eps_of
 
     stored, floats = 0.0, False
     for kernel in {kernel for row in result.regions for kernel in row.region.kernels}:

@@ -22,6 +22,7 @@ from kcg.compat.observing import Observer
 from kcg.handover.installing import kernel_id
 from kcg.judge.lockstep import Steps
 from kcg.judge.whole import Rounding
+from kcg.kernel.sums import summed_otherwise
 from kcg.types import ModelCheck
 
 EPS = 2.0**-23
@@ -43,7 +44,7 @@ class Loop:
         self._steps = Steps(ROUNDING, seed=0)
         self._made: dict[Any, Any] = {}
         self._observer = Observer(self._id, self._prepare, seed=0)
-        self._lockstep = Lockstep(self._own, _Everything(), self._judge, most_bytes=1 << 28)
+        self._lockstep = Lockstep(self._own, _Everything(), self._judge, otherwise=summed_otherwise, most_bytes=1 << 28)
         self._stays = self._observer.watch()
         self._stays.enter_context(self._lockstep.watch())
 

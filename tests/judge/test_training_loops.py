@@ -64,6 +64,7 @@ class Loop:
                         0,
                         lambda: self.trial(None).own,
                         self.trial,
+                        self.rounded,
                     )
                 )
             self.values = (self.values[0], *self.step(self.values, self.gradient)[0])
@@ -76,6 +77,11 @@ class Loop:
         made = [pieces(begun[1:], FLOAT(np.nan)), *(pieces(*self.step(begun, way)) for way in ways)]
         some = [tuple(one[at] for at in places) for one in made]
         return Trial(*(some if plain else some[:-1]), changed=0 if seed is None else 64)
+
+    def rounded(self, seed: int, places: Sequence[int]) -> Pieces:
+        """The next step with a right gradient that another order of its sums rounds otherwise."""
+        made = pieces(*self.step(self.values, rounded(seed)))
+        return tuple(made[at] for at in places)
 
     def step(self, values: tuple[np.ndarray, ...], way: Gradient | None) -> tuple[tuple[np.ndarray, ...], np.floating]:
         """The weights after it, and its loss; without a way all sums are made one term after the other."""
@@ -118,7 +124,7 @@ def test_no_wrong_gradient_passes_and_every_right_one_does(power: int) -> None:
 
 def mutated(optimiser: str, every: int) -> tuple[list[str | bool | None], list[list[str]]]:
     """What a real loop came to with right kernels, and with wrong ones."""
-    done = python("-m", "tests.judge.mutated_training", optimiser, str(every), DEV="CPU:X86")
+    done = python("-m", "tests.judge.mutated_training", optimiser, str(every), timeout=3000.0, DEV="CPU:X86")
     assert done.returncode == 0, done.stderr
     right, *wrong = map(json.loads, done.stdout.splitlines())
     return right, wrong
@@ -161,8 +167,10 @@ def verdict(
     rounding: Rounding = ROUNDING,
     others_right: int = 0,
     values: int = 1,
+    sums: tuple[object, ...] = (),
 ) -> bool | None:
-    """The verdict on a kernel of which one piece tells; `others` are what it is in further trials, own and chosen."""
+    """The verdict on a kernel of which one piece tells; `others` are what it is in further trials, own and chosen,
+    `sums` what it is with tinygrad's own schedules where kernels have other sums."""
     was, right = np.full_like(np.asarray(own), -1) if before is None else before, (piece(VALUES),) * others_right
     first = Trial((piece(was), *right), (piece(own), *right), (piece(chosen, "kernel"), *right))
     more = list(others) or [(own, chosen)] * 3
@@ -174,11 +182,19 @@ def verdict(
         plains = (piece(at_plain),) if with_plain else ()
         return Trial((piece(was),), (piece(at_own),), (piece(at_chosen),), plains, values)
 
+    def rounded(seed: int, places: Sequence[int]) -> Pieces:
+        assert list(places) == [0], "what is off"
+        return (piece(sums[seed // 1_000_000 % len(sums)] if sums else own),)
+
     steps = Steps(rounding, seed=0)
     repeated = (piece(own if again is None else again), *right)
     each = (before is None,) * (1 + others_right)
-    steps.judge(Step("step", first, each, tuple(not one for one in each), 0, lambda: repeated, trials))
+    steps.judge(Step("step", first, each, tuple(not one for one in each), 0, lambda: repeated, trials, rounded))
     return steps.check(["kernel"], why_not="").passed
+
+
+def never(seed: int, places: Sequence[int]) -> Pieces:
+    raise AssertionError("what it does is known")
 
 
 def test_what_another_order_of_sums_does_is_tolerated() -> None:
@@ -197,6 +213,17 @@ def test_what_one_trial_alone_shows_is_a_comparison_that_rounding_turned() -> No
     assert verdict(VALUES, off, others=(right, right, right)) is True
     assert verdict(VALUES, off, others=(wrong, right, right)) is None
     assert verdict(VALUES, off, others=(wrong, wrong, wrong)) is False
+
+
+def test_what_other_sums_of_kernels_that_were_replaced_do_is_rounding() -> None:
+    """The mean of a batch norm is rounded otherwise in each trial alike, and what it turns is the mask of a ReLU."""
+    turned, another = VALUES.copy(), VALUES.copy()
+    turned[3] *= np.float32(1.2)
+    another[5] *= np.float32(1.15)
+    assert verdict(VALUES, turned) is False
+    assert verdict(VALUES, turned, sums=(VALUES, another, VALUES)) is True
+    assert verdict(VALUES, VALUES * np.float32(1.2), sums=(VALUES, another)) is None, "it is off by more than that"
+    assert verdict(VALUES, turned, sums=(VALUES, VALUES * 2)) is None, "nothing can be told"
 
 
 def test_a_kernel_that_is_wrong_on_one_number_alone_is_wrong() -> None:
@@ -267,7 +294,7 @@ def test_what_rounding_does_is_found_out_once_for_each_step() -> None:
             trials.append(seed)
             return Trial((piece(-VALUES),), own, made, (piece(VALUES * np.float32(0.9995)),) if plain else (), 1)
 
-        steps.judge(Step(name, Trial(before, own, made), (False,), (False,), 0, lambda: own, trial))
+        steps.judge(Step(name, Trial(before, own, made), (False,), (False,), 0, lambda: own, trial, never))
     assert trials == [None, 1_000_003, 2_000_003, 3_000_003] * 3, "not where it is off by no more than before"
     assert steps.check(["kernel"], why_not="").passed
 
@@ -281,7 +308,7 @@ def test_without_trials_what_is_off_once_is_not_right() -> None:
     steps, own, before = Steps(ROUNDING, seed=0, tries=False), (piece(VALUES),), (piece(-VALUES),)
     for off, passed in ((1.0, True), (2.0, None), (1.0, None)):
         made = (piece(VALUES * np.float32(off), "kernel"),)
-        steps.judge(Step("step", Trial(before, own, made), (False,), (False,), 0, lambda: own, trial))
+        steps.judge(Step("step", Trial(before, own, made), (False,), (False,), 0, lambda: own, trial, never))
         assert steps.check(["kernel"], why_not="").passed is passed
 
 
@@ -292,7 +319,7 @@ def test_chosen_schedules_that_make_something_else_each_time_tell_nothing() -> N
         return Trial(before, own, own, own if plain else (), 1)
 
     steps = Steps(ROUNDING, seed=0)
-    steps.judge(Step("step", Trial(before, own, made), (False,), (False,), 0, lambda: own, trial))
+    steps.judge(Step("step", Trial(before, own, made), (False,), (False,), 0, lambda: own, trial, never))
     assert steps.check(["kernel"], why_not="").reason.endswith("does not make the same of the same values each time")
 
 
