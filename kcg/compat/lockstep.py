@@ -54,9 +54,8 @@ WRITES_A_FILE = "a step writes to a file"
 
 Pieces = tuple[Piece, ...]
 Run = Callable[[], object]
-OwnSchedules = Callable[[bool], AbstractContextManager[None]]
-"""A block in which this thread gets tinygrad's own schedules; with True kernels without Opts, which sum one term after
-the other."""
+OwnSchedules = Callable[[], AbstractContextManager[None]]
+"""A block in which this thread gets tinygrad's own schedules."""
 Otherwise = Callable[[Any], Any]
 """Of the AST of a kernel that was replaced one whose sums are off by about what another order does; None of others."""
 
@@ -68,7 +67,6 @@ class Trial:
     before: Pieces  # what was there when it began
     own: Pieces
     chosen: Pieces
-    plain: Pieces = ()  # with tinygrad's own kernels without Opts, if it ran so
     changed: int = 0  # values of what it began with that were changed
 
 
@@ -83,9 +81,9 @@ class Step:
     updated: tuple[bool, ...]  # whether the step reads it too
     left_out: int  # of what it wrote, that of which the beginning alone is compared, for its size
     again: Callable[[], Pieces]  # what the own ones write if they run once more from the same values
-    trials: Callable[[int | None, Sequence[int], bool], Trial]
+    trials: Callable[[int | None, Sequence[int]], Trial]
     """What it wrote at these places, from the same values, or from values each changed at random, by a seed, by one
-    rounding unit; with True also without Opts."""
+    rounding unit."""
     rounded: Callable[[int, Sequence[int]], Pieces]
     """What the own ones write there from the same values where kernels that were replaced have sums that are off at
     random, by a seed, by about what another order of their terms does."""
@@ -137,7 +135,7 @@ class Lockstep:
             structure = tuple(call.src[0].key for call in linear.src)
             self._realised[structure] += 1
             if _is_due(self._realised[structure]):
-                with self._trying(), self._own_schedules(False):
+                with self._trying(), self._own_schedules():
                     planned = plan(linear, held_bufs)
                     own = _Own(planned, held_bufs or set(), self._own_schedules, self._otherwise)
                     self._now.realising = chosen, own, structure
@@ -183,7 +181,7 @@ class Lockstep:
             chosen: UOp = lower(linear, held_bufs, input_uops)
             with self._trying():
                 if self._changed_in(chosen):
-                    with self._own_schedules(False):
+                    with self._own_schedules():
                         lower(linear, held_bufs, input_uops)
                     planned, own = self._now.planned
                     self._captured[chosen] = _Own(planned, held_bufs, self._own_schedules, self._otherwise, own)
@@ -277,20 +275,21 @@ class _Own:
         self.held = {node for node in nodes if is_there(node)}
         self._between = nodes - self.held
         self._planned, self._own_schedules, self._otherwise = planned, own_schedules, otherwise
-        self._compiled = {} if compiled is None else {False: compiled}
+        self._compiled = compiled
 
-    def linear(self, *, plain: bool = False) -> UOp:
-        """Compiled, without graphs; `plain`: without Opts."""
+    @functools.cached_property
+    def linear(self) -> UOp:
+        """Compiled, without graphs."""
         from tinygrad.engine.realize import compile_linear
 
-        if plain not in self._compiled:
-            with self._own_schedules(plain):
-                self._compiled[plain] = compile_linear(self._planned)
-        return self._compiled[plain]
+        if self._compiled is not None:
+            return self._compiled
+        with self._own_schedules():
+            return compile_linear(self._planned)
 
-    def run(self, inputs: tuple[UOp, ...], values: dict[str, int] | None, *, plain: bool = False) -> None:
+    def run(self, inputs: tuple[UOp, ...], values: dict[str, int] | None) -> None:
         """Run it, with memory for what is in between that is free after it."""
-        with self._elsewhere(self.linear(plain=plain)) as linear:
+        with self._elsewhere(self.linear) as linear:
             _run(linear, inputs, values)
 
     def run_rounded(self, inputs: tuple[UOp, ...], values: dict[str, int] | None, *, seed: int) -> None:
@@ -299,7 +298,7 @@ class _Own:
         import numpy as np
 
         rng = np.random.default_rng(seed)
-        with self._elsewhere(self.linear()) as linear:
+        with self._elsewhere(self.linear) as linear:
             for call, other in zip(linear.src, self._others, strict=True):
                 alone = linear.replace(src=(call,))
                 if other is None:
@@ -320,18 +319,17 @@ class _Own:
     @functools.cached_property
     def _others(self) -> list[UOp | None]:
         """For each call a program in its place with other sums."""
+        from kcg.compat.programs import single_device
         from kcg.compat.tiny import Device, Ops, to_program
 
         @functools.cache
-        def program(ast: UOp, device: str) -> UOp | None:
-            changed = self._otherwise(ast)
-            with self._own_schedules(False):
-                return None if changed is None else to_program(changed, Device[device].renderer)
+        def program(ast: UOp, device: str | None) -> UOp | None:
+            if ast.op is not Ops.SINK or device is None or (changed := self._otherwise(ast)) is None:
+                return None
+            with self._own_schedules():
+                return to_program(changed, Device[device].renderer)
 
-        bodies = [call.src[0] for call in self._planned.src]
-        devices = [call.device for call in self._planned.src]
-        pairs = zip(bodies, devices, strict=True)
-        return [program(body, device) if body.op is Ops.SINK else None for body, device in pairs]
+        return [program(call.src[0], single_device(call)) for call in self._planned.src]
 
     @contextlib.contextmanager
     def _elsewhere(self, linear: UOp) -> Iterator[UOp]:
@@ -385,8 +383,8 @@ class _Seen:
         some = self.compared if places is None else [self.compared[at] for at in places]
         return tuple(piece_of(STEP, one, self._shapes.get(id(one), ())) for one in some)
 
-    def _run_own(self, *, plain: bool = False) -> None:
-        self._own.run(self._inputs, self._values, plain=plain)
+    def _run_own(self) -> None:
+        self._own.run(self._inputs, self._values)
 
     def run_own(self) -> None:
         """Run it with tinygrad's own schedules; all is there again after it."""
@@ -408,7 +406,7 @@ class _Seen:
             self._own.run_rounded(self._inputs, self._values, seed=seed)
             return self.pieces(places)
 
-    def trial(self, seed: int | None, places: Sequence[int], plain: bool) -> Trial:
+    def trial(self, seed: int | None, places: Sequence[int]) -> Trial:
         """See `Step.trials`."""
         with self._from_before():
             changed = 0 if seed is None else sum(shake(one, seed=seed + at) for at, one in enumerate(self._there))
@@ -419,8 +417,7 @@ class _Seen:
                 run()
                 return self.pieces(places)
 
-            own, chosen = after(self._run_own), after(self._run_chosen)
-            return Trial(before, own, chosen, after(partial(self._run_own, plain=True)) if plain else (), changed)
+            return Trial(before, after(self._run_own), after(self._run_chosen), changed)
 
     @contextlib.contextmanager
     def _from_before(self) -> Iterator[None]:
@@ -500,7 +497,7 @@ def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buf
     beyond = own.held | _buffers_in(inputs)
     written: dict[int, Buffer] = {}
     read: dict[int, Buffer] = {}
-    for call in calls_in(own.linear()):
+    for call in calls_in(own.linear):
         arguments = resolve_params(call, tuple(inputs))
         for found, places in zip((written, read), get_call_outs_ins(call), strict=True):
             for node in _buffers_in(arguments[place] for place in places) & beyond:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,8 +73,8 @@ class InPlace:
     inside: frozenset[str]  # kernels that a program asks for only where their regions cannot be put in
     asked: set[str]  # the ids of the kernels that the program asked for so far, and that are no other program's
     replaced: Replaced  # what became of the calls that a program takes the place of
-    own_schedules: Callable[[Collection[str]], contextlib.AbstractContextManager[None]]
-    """A block in which this thread gets tinygrad's own schedules, but kernels of these ids without Opts."""
+    own_schedules: Callable[[], contextlib.AbstractContextManager[None]]
+    """A block in which this thread gets tinygrad's own schedules."""
     others: dict[str, str] = field(default_factory=dict)  # device of that kind -> why its kernels are left to tinygrad
 
     @property
@@ -142,18 +142,18 @@ def putting_in_place(
     for line in failures(result, made.failed):
         failed(line)
     others: dict[str, str] = {}
-    own = threading.local()  # whether this thread gets tinygrad's own schedules, and which kernels have no Opts
+    own = threading.local()  # whether this thread gets tinygrad's own schedules
 
     @contextlib.contextmanager
-    def own_schedules(plain: Collection[str]) -> Iterator[None]:
-        before, own.plain = getattr(own, "plain", None), plain
+    def own_schedules() -> Iterator[None]:
+        before, own.now = gets_own(), True
         try:
             yield
         finally:
-            own.plain = before
+            own.now = before
 
     def gets_own() -> bool:
-        return getattr(own, "plain", None) is not None
+        return getattr(own, "now", False)
 
     @functools.cache
     def is_for(device: str) -> bool:
@@ -176,14 +176,9 @@ def putting_in_place(
     found = {c.kernel.id for c in chosen if c.searched or c.kernel in by_hand} | {one.region.id for one in regions}
     inside = frozenset(names).difference(row.region.id for row in result.regions)
 
-    def without_opts(ast: Any) -> tuple[Any, ...] | None:
-        with contextlib.suppress(CodecError):
-            return () if own.plain and kernel_of(ast).id in own.plain else None
-        return None
-
     def choose(ast: Any) -> tuple[Any, ...] | None:
         if gets_own():
-            return without_opts(ast)
+            return None
         if ast.key not in known:
             known[ast.key] = None
             if all(map(is_for, devices_of(ast))):

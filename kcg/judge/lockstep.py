@@ -7,20 +7,17 @@ of a piece is that of a whole script (`kcg.judge.whole`), and so is what one ker
 change is that of the values it is the difference of.
 
 Where a piece is further off the step runs again: once more from the same values, which tinygrad's own schedules must
-repeat, and in `TRIALS`, from the same values and from values changed at random by one rounding unit. In each it runs
-with tinygrad's own schedules and with the chosen ones, in the first ones with tinygrad's kernels without Opts too,
-which sum one term after the other. D is the largest of how far these are from the own ones, and of how far the change
-of values moves those: so much is what another order of sums does, and 3 · D is tolerated, at later executions too.
-(Kernels that would take long so keep their Opts, and what their sums may do multiplies D, as for a whole script.) A
-piece is wrong where it is off by `FAR` times as much in each trial, or on the script's own values and by more than
-`MAX_TOLERANCE`: a kernel may be wrong on one number alone. Where it is off only in one otherwise, a comparison is why,
-as the mask of a ReLU, which rounding turns for one element; in several, nothing is known, nor where D is so large that
-more than `MAX_TOLERANCE` is tolerated, nor where there are zeros that were there before.
+repeat, and in `TRIALS`, from the same values and from values changed at random by one rounding unit, in each with
+tinygrad's own schedules and with the chosen ones. What is still off runs with tinygrad's own up to `ROUNDED` times
+more, from the same values: after each kernel that was replaced, what it summed is changed at random by about what
+another order of its terms does (`kcg.kernel.sums`). D is by how much all these move what the own ones make: 3 · D is
+rounding, at later executions too. Sums show what the values do not: a batch norm's mean that is rounded otherwise
+moves a channel's values together, and of a quarter of a million one lies so near to where the mask of a ReLU turns.
 
-Before any of that is said, tinygrad's own kernels run up to `ROUNDED` times more, and after each that was replaced what
-it summed is changed at random by about what another order of its terms does: D counts these too. A kernel without Opts
-often sums in the order of tinygrad's own, and a batch norm's mean that is rounded otherwise moves a channel's values by
-the same: of a quarter of a million some lie that near to where a ReLU's mask turns, in each trial alike.
+A piece is wrong where it is off by `FAR` times as much in each trial, or on the script's own values and by more than
+`MAX_TOLERANCE`: a kernel may be wrong on one number alone. Where it is off only in one otherwise, a comparison is why,
+which rounding turns for one element; in several, nothing is known, nor where D is so large that more than
+`MAX_TOLERANCE` is tolerated, nor where there are zeros that were there before.
 
 Every kernel and region that was chosen must have come, in some step, into a piece that does tell. But what is noise
 (rounding moves it by `NOISE` of its size), such as the gradient of a bias before a normalisation, tells of no schedule:
@@ -29,7 +26,6 @@ where most pieces of a step tell, what comes into no other piece may be off by a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -48,42 +44,17 @@ from kcg.judge.whole import (
     tolerance_of,
     unclear,
 )
-from kcg.types import ModelCheck, Result
+from kcg.types import ModelCheck
 
 if TYPE_CHECKING:
     from kcg.compat.lockstep import Pieces, Step, Trial
 
 TRIALS = 4
-PLAIN_TRIALS = 2
 ROUNDED = 8
-PLAIN_S = 3.0  # a step takes so long at most with kernels without Opts,
-SLOWER, SLOWER_ON_GPU = 10.0, 300.0  # which are about so many times slower than as tinygrad schedules them
 NOISE = 0.1
 FAR = 10.0  # so many times what is tolerated is no rounding: a CNN's first Adam steps came to 1.5 times, by the signs
 # of gradients that are nearly 0
 MOST = 3 / 4  # of the pieces of a step that tell, at least, where noise says nothing
-
-
-def slower_without_opts(device: str) -> float:
-    """How many times longer than as tinygrad schedules it a kernel without Opts takes on a device, about."""
-    return SLOWER if device.split(":")[0] == "CPU" else SLOWER_ON_GPU
-
-
-def without_opts(result: Result) -> frozenset[str]:
-    """The ids of the kernels that run without Opts in a trial: those that take least, as long as a step does not take
-    more than `PLAIN_S`."""
-    slower = slower_without_opts(result.target.device)
-    taken = {
-        row.region.id: row.calls / max(result.steps, 1) * row.baseline.warm_s * slower
-        for row in result.regions
-        if len(row.region.kernels) == 1 and math.isfinite(row.baseline.warm_s)
-    }
-    found, left_s = set[str](), PLAIN_S
-    for kernel, seconds in sorted(taken.items(), key=lambda item: item[1]):
-        if (left_s := left_s - seconds) < 0:
-            break
-        found.add(kernel)
-    return frozenset(found)
 
 
 @dataclass(frozen=True)
@@ -123,10 +94,9 @@ class _Outcome:
 class Steps:
     """Judges steps one after the other."""
 
-    def __init__(self, rounding: Rounding, *, seed: int, others: float = 0.0, tries: bool = True) -> None:
-        """`others` is the rounding of the sums of kernels that keep their Opts in each trial. Where it does not `tries`
-        what is off by more than one kernel may tells nothing."""
-        self._rounding, self._others, self._seed, self._tries = rounding, others, seed, tries
+    def __init__(self, rounding: Rounding, *, seed: int, tries: bool = True) -> None:
+        """Where it does not `tries` what is off by more than one kernel may tells nothing."""
+        self._rounding, self._seed, self._tries = rounding, seed, tries
         self._count, self._left_out = 0, 0
         self._right, self._noise = set[str](), set[str]()  # what was chosen that came into such pieces
         self._worst: _Outcome | None = None
@@ -180,24 +150,20 @@ class Steps:
         """The same, of what is off in more trials; what is not off is left as it is."""
         places = [at for at, one in enumerate(outcomes) if one.off]
         seeds = [None, *(self._seed + 1_000_000 * number for number in range(1, TRIALS))]
-        trials = [step.trials(seed, places, number < PLAIN_TRIALS) for number, seed in enumerate(seeds)]
+        trials = [step.trials(seed, places) for seed in seeds]
         if not equal(trials[0].chosen, [step.trial.chosen[at] for at in places]):
             self._is_unsteady = True
         values, found = min(trial.changed for trial in trials[1:]), [*outcomes]
         updated = [step.updated[at] for at in places]
 
-        def changes(some: Sequence[Trial], way: str) -> Iterator[tuple[Piece, ...]]:
-            each = (_changes(trial, getattr(trial, way), updated, of=trials[0]) for trial in some)
+        def changes(way: str) -> Iterator[tuple[Piece, ...]]:
+            each = (_changes(trial, getattr(trial, way), updated, of=trials[0]) for trial in trials)
             return zip(*each, strict=True)
 
-        own, chosen, plain = changes(trials, "own"), changes(trials, "chosen"), changes(trials[:PLAIN_TRIALS], "plain")
-        tried = dict(zip(places, zip(own, chosen, strict=True), strict=True))
-        for (at, (owns, others)), plains in zip(tried.items(), plain, strict=True):
-            self._moved[step.name, at] = max(
-                *(error_between(one, own) for one, own in zip(plains, owns, strict=False)),
-                *(error_between(one, owns[0]) for one in owns[1:]),
-            )
-            found[at] = replace(self._tried(outcomes[at], owns, others, self._moved[step.name, at]), values=values)
+        tried = dict(zip(places, zip(changes("own"), changes("chosen"), strict=True), strict=True))
+        for at, (owns, others) in tried.items():
+            self._moved[step.name, at] = moved = max(error_between(one, owns[0]) for one in owns[1:])
+            found[at] = replace(self._tried(outcomes[at], owns, others, moved), values=values)
         for number in range(TRIALS, TRIALS + ROUNDED):
             if not (left := [at for at in places if not found[at].is_within]):
                 break
@@ -223,7 +189,7 @@ class Steps:
     def _tolerated(self, own: Piece, chosen: Piece, moved: float) -> Judged:
         eps = max(own.eps, self._rounding.stored) if own.eps else 0.0
         first = judged(chosen, own, 0.0, own.eps, self._rounding)
-        tolerance = tolerance_of(moved, eps, self._others) if eps else FACTOR * moved
+        tolerance = tolerance_of(moved, eps, 0.0) if eps else FACTOR * moved
         return replace(first, tolerance=max(first.tolerance, tolerance))
 
     def check(self, changed: Collection[str], *, why_not: str) -> ModelCheck:

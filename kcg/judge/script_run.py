@@ -94,7 +94,6 @@ class _Run:
             self._own_schedules, self._changed, self._judge, otherwise=self._summed_otherwise, most_bytes=MAX_BYTES
         )
         self._steps: Steps | None = None
-        self._plain: frozenset[str] = frozenset()  # kernels that tell what another order of sums does
         self._replaced: frozenset[str] = frozenset()  # kernels, alone or in regions
         self._clock = ReplayClock(self._observer.later)
 
@@ -153,9 +152,9 @@ class _Run:
         check = self._steps.check(self._changed & self._place.served, why_not=self._lockstep.why_not)
         return {name: getattr(check, name) for name in ("passed", "reason", "error", "tolerance", "compared")}
 
-    def _own_schedules(self, plain: bool) -> contextlib.AbstractContextManager[None]:
+    def _own_schedules(self) -> contextlib.AbstractContextManager[None]:
         assert self._place is not None
-        return self._place.own_schedules(self._plain if plain else ())
+        return self._place.own_schedules()
 
     def _judge(self, step: Step) -> None:
         assert self._steps is not None
@@ -212,8 +211,8 @@ class _Run:
         if not self.job["result"]:
             return
         from kcg.handover.tuned import scheduling
-        from kcg.judge.lockstep import Steps, without_opts
-        from kcg.judge.whole import rounding_of, rounding_of_sums
+        from kcg.judge.lockstep import Steps
+        from kcg.judge.whole import rounding_of
         from kcg.report.result import read_result
 
         try:
@@ -223,12 +222,9 @@ class _Run:
             self.refused = str(error)
             raise
         if self.job["lockstep"]:
-            self._plain = without_opts(result)
             regions = [row.region for row in result.regions if row.region.id in self._changed]
             self._replaced = frozenset(kernel.id for region in regions for kernel in region.kernels)
-            others = rounding_of_sums(result, but=self._plain)
-            tries = self.job["tries"]
-            self._steps = Steps(rounding_of(result), seed=self.job["seed"], others=others, tries=tries)
+            self._steps = Steps(rounding_of(result), seed=self.job["seed"], tries=self.job["tries"])
             self._lockstep.watch_planning()
 
 

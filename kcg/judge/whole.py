@@ -233,13 +233,13 @@ def rounding_of_products(results: Sequence[Result]) -> float:
     return 2.0 ** (1 - TF32_BITS) if rounds else 0.0
 
 
-def rounding_of_sums(result: Result, *, but: Collection[str] = ()) -> float:
-    """The largest √K·eps of all kernels `but` some: K is the number of terms of a sum, eps that of the dtype it is
-    summed in. Sums that look something up round nothing."""
+def rounding_of_sums(result: Result) -> float:
+    """The largest √K·eps of all kernels: K is the number of terms of a sum, eps that of the dtype it is summed in. Sums
+    that look something up round nothing."""
     from kcg.kernel import sums
     from kcg.kernel.codec import ast_of
 
-    kernels = {kernel for row in result.regions for kernel in row.region.kernels if kernel.id not in but}
+    kernels = {kernel for row in result.regions for kernel in row.region.kernels}
     return sums.rounding_of_sums(map(ast_of, kernels))
 
 
@@ -255,9 +255,10 @@ def rounding_of_sums(result: Result, *, but: Collection[str] = ()) -> float:
 #
 # where eps is one rounding unit of the piece: about what the last kernel alone may do. Most scripts agree far better,
 # and are done. Where one does not, its steps tell, each of which ran with both from the same values
-# (`kcg.judge.lockstep`): D is by how much changing these by one rounding unit moves what a step makes. Then
+# (`kcg.judge.lockstep`): D is by how much changing these by one rounding unit moves what a step makes, or what it sums
+# by what another order does. Then
 #
-# 3 · max(D, eps, eps(stored)) · max(1, √K · eps(sum) / max(eps, eps(stored)))
+# 3 · max(D, eps, eps(stored))
 #
 # where eps(stored) is that of the coarsest dtype in which its kernels store anything. Each piece has a tolerance of its
 # own; above 0.25 nothing can be told. Whole numbers and booleans must be equal, but for what rounding turns of them in

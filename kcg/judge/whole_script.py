@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from kcg.compat.observing import READ
 from kcg.compat.replays import Replayed
 from kcg.handover.choices import changed_by
-from kcg.judge.lockstep import PLAIN_S, PLAIN_TRIALS, TRIALS, slower_without_opts
+from kcg.judge.lockstep import ROUNDED, TRIALS
 from kcg.judge.script_run import MAX_BYTES, Ran, read_answer
 from kcg.judge.whole import (
     TIMEOUT_S,
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 CHILD = "kcg.judge.script_run"
 MORE = 1.25  # a run takes longer than the one that recorded the kernels: other schedules take longer to compile
 LEAST = 0.5  # a run takes so much of the recording at least, whatever that lowered: 6.5 s of 12.6
-WITHOUT_OPTS = 0.5  # of what lowering took in the recording, what lowering the kernels of its steps without Opts takes
 TIMES = 10.0  # so many times what is expected is waited for then
 
 REPLAYS = 3  # warm ones that a step has at least, or it is not timed
@@ -144,17 +143,17 @@ class Script(Runner):
         own_s = (cost.rounds - self.is_recorded) * self.run_s
         saved_s = cost.saved_s * min(1.0, self.run_s / cost.step_s) if cost.step_s else 0.0
         chosen_s = max(self.run_s - saved_s, LEAST * self.run_s)
-        each_s = chosen_s + compiling_s + (self._lockstep_s(cost) if self.steps else 0.0)
+        each_s = chosen_s + compiling_s + (self._lockstep_s(cost, compiling_s) if self.steps else 0.0)
         return MORE * (own_s + cost.rounds * cost.plans * each_s)
 
-    def _lockstep_s(self, cost: Cost) -> float:
-        """What comparing its steps takes, with the trials that are due where it is likely to differ."""
+    def _lockstep_s(self, cost: Cost, compiling_s: float) -> float:
+        """What comparing its steps takes, with the trials that are due where it is likely to differ, in which what
+        changed is compiled once more, with other sums."""
         step_s = min(cost.step_s, self.run_s) / self.steps
         times = self.steps.bit_length()
         if not self.feeds_back:
             return times * step_s
-        plain_s = min(PLAIN_S, slower_without_opts(self.dev) * step_s)
-        return (times + 1 + 2 * TRIALS) * step_s + PLAIN_TRIALS * plain_s + WITHOUT_OPTS * self.spared_s
+        return (times + 1 + 2 * TRIALS + 2 * ROUNDED) * step_s + compiling_s
 
     @cached_property
     def feeds_back(self) -> bool:

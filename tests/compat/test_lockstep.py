@@ -45,8 +45,8 @@ program = program_of(region, {1: empty(ROWS, WIDTH)}, lambda x: {3: fused(x) * f
 is_own, steps, seen = [], Steps(ROUNDING, seed=0), []
 
 @contextlib.contextmanager
-def own(plain):
-    is_own.append(plain)
+def own():
+    is_own.append(True)
     yield
     is_own.pop()
 
@@ -88,7 +88,7 @@ def judge(step):
     seen.append([float(np.abs(value / own - 1).max()) for value in (one, another)])
 
 observer = Observer(lambda ast: "kernel", lambda: lockstep.watch_planning(), seed=1)
-own = lambda plain: contextlib.nullcontext()
+own = contextlib.nullcontext
 lockstep = Lockstep(own, _Everything(), judge, otherwise=summed_otherwise, most_bytes=1 << 28)
 stays = [observer.watch(), lockstep.watch()]
 step = TinyJit(lambda x: (x.sum(1) * 3).contiguous().sqrt().realize())

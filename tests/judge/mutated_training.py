@@ -71,12 +71,12 @@ class Loop:
         self._steps.judge(step)
 
     @contextmanager
-    def _own(self, plain: bool) -> Iterator[None]:
-        self._off.now = "plain" if plain else "own"
+    def _own(self) -> Iterator[None]:
+        self._off.now = True
         try:
             yield
         finally:
-            self._off.now = ""
+            self._off.now = False
 
     def _id(self, ast: Any) -> str:
         from kcg.compat.tiny import Ops, dtypes
@@ -98,14 +98,14 @@ class Loop:
         self._lockstep.watch_planning()
 
     def _opts(self, ast: Any) -> tuple[Any, ...] | None:
-        now = getattr(self._off, "now", "")
-        return () if (now == "plain" or (self._unoptimised and not now)) and self._id(ast) else None
+        is_own = getattr(self._off, "now", False)
+        return () if self._unoptimised and not is_own and self._id(ast) else None
 
     def _program(self, call: Any) -> Any:
         from kcg.compat.tiny import Device, Ops, to_program
 
         ast = call.src[0]
-        if getattr(self._off, "now", "") or not self.mutant or self._id(ast) != self.mutant:
+        if getattr(self._off, "now", False) or not self.mutant or self._id(ast) != self.mutant:
             return None
         if (ast, self.change) not in self._made:
             factor, added = self.change

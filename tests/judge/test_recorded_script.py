@@ -17,7 +17,7 @@ from kcg import check
 from kcg.compat.observing import ALIVE, READ, Left, Piece
 from kcg.errors import ExitCode
 from kcg.judge import whole_script
-from kcg.judge.lockstep import PLAIN_S, PLAIN_TRIALS, TRIALS
+from kcg.judge.lockstep import ROUNDED, TRIALS
 from kcg.judge.whole import Cost
 from kcg.judge.whole_script import Script
 from kcg.optimize.region_plans import _fastest
@@ -71,11 +71,11 @@ def test_a_training_loop_feeds_back_what_it_computes(reads: list[Left], feeds_ba
     script = Script(program, seed=SEED, recorded=tmp_path, recorded_s=12.0, spared_s=2.0, dev=DEV, steps=20)
     assert script.feeds_back is feeds_back
     assert not replace(script, dev="ANOTHER").feeds_back and not replace(script, recorded=None).feeds_back
-    cost = Cost(changed=1, step_s=8.0)
+    cost = Cost(changed=1, step_s=8.0, compile_s=0.5)
     lockstep_s = script.expected_s(cost) - replace(script, steps=0).expected_s(cost)
-    times = 5 + (1 + 2 * TRIALS if feeds_back else 0)  # of 20 steps five are compared
-    plain_s = PLAIN_TRIALS * PLAIN_S + whole_script.WITHOUT_OPTS * script.spared_s if feeds_back else 0.0
-    assert lockstep_s == pytest.approx(whole_script.MORE * (times * 0.4 + plain_s))
+    times = 5 + (1 + 2 * TRIALS + 2 * ROUNDED if feeds_back else 0)  # of 20 steps five are compared
+    compiling_s = cost.compile_s if feeds_back else 0.0
+    assert lockstep_s == pytest.approx(whole_script.MORE * (times * 0.4 + compiling_s))
 
 
 def test_a_loop_of_thousands_of_losses_is_read_with_few_files_open(tmp_path: Path) -> None:
