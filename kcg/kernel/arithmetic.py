@@ -1044,11 +1044,14 @@ def _below(node: UOp) -> tuple[UOp, ...]:
 
 
 def as_complement(product: Value, x: Value, dtype: DType) -> Value:
-    """The product with the error that it has as a complement too."""
+    """The product with the error that it has as a complement too. An infinity times a complement that may be 0 is
+    unknown: there that is NaN."""
     if _noise.get() is not None:
         return product
     size: NDArray[np.float64] = np.abs(product.data)
     with np.errstate(all="ignore"):
         share = np.abs(x.data / (1 + x.data))  # of the product: the rest is |product| / share
-        error = np.where((share > 0) & np.isfinite(size), _ROUNDINGS * unit_roundoff(dtype) * size / share, 0.0)
-    return product._replace(error=error if product.error is None else product.error + np.nan_to_num(error))
+        off = _ROUNDINGS * unit_roundoff(dtype)
+        error = np.where((share > 0) & np.isfinite(size), off * size / share, 0.0)
+        error = np.where(np.isinf(size) & (share <= off), np.inf, np.nan_to_num(error))
+    return product._replace(error=error if product.error is None else product.error + error)

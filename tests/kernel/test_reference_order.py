@@ -187,6 +187,19 @@ def test_a_product_that_is_computed_as_a_complement_may_be_0_where_it_is_small(b
     assert as_tinygrad[0] == 0 and error_ratio(store, as_tinygrad).max() <= CONFIDENT
 
 
+def test_an_infinity_times_a_complement_that_may_be_0_is_unknown() -> None:
+    """As in the gradient of `tanh`: 4 s e / (1 + e)² becomes 4 s (1 - 1 / (1 + e)) / (1 + e)."""
+    x, scale = empty(4), empty(4)
+    (ast,) = kernels_of(x * scale * (scale + 1).reciprocal())
+    slots = [use.slot for use in buffers(ast) if use.is_input]
+    factor = next(n for n in ast.toposort() if n.op is Ops.ADD and n.dtype == dtypes.float32).src[0].src[0].arg.slot
+    inputs = {slot: np.full(4, -np.inf, np.float32) for slot in slots}
+    inputs[factor] = np.array([4e-39, 1e-9, 1e-3, 1], np.float32)
+    (store,) = evaluate(ast, inputs, sample_points(ast, 4, np.random.default_rng(0)))
+    unknown = np.isinf(store.error)[np.argsort(store.indices)]
+    assert np.isneginf(store.values).all() and unknown.tolist() == [True, True, False, False]
+
+
 def test_a_sum_after_a_bias_that_all_rows_share() -> None:
     rng = np.random.default_rng(0)
     (ast,) = kernels_of((empty(1, 512).expand(64, 512) + empty(64, 512)).sum(1))
