@@ -13,6 +13,7 @@ from kcg.compat.tiny import DType, Ops, UOp, dtypes
 from kcg.kernel.choices import choosing_sums
 
 WALK = 0.2
+_WIDE = (dtypes.float32, dtypes.float64)
 
 
 def eps_of(dtype: DType) -> float:
@@ -28,7 +29,10 @@ def rounding_of_sums(asts: Iterable[UOp]) -> float:
 def summed_otherwise(ast: UOp) -> UOp | None:
     """A kernel whose sums differ from those of this one by what another order of their terms may do, e = 0.2·√K·eps:
     three of seven terms are 1 + e times as large, the others 1 - e times, which moves a sum that cancels as rounding
-    does, and the sum is 1 + e times as large, which moves one that does not. None where nothing rounds."""
+    does, and the sum is 1 + e times as large, which moves one that does not. None where nothing rounds, or what is
+    stored is of less than 32 bits: the rounding of that hides it."""
+    if not any(node.op is Ops.STORE and node.src[1].dtype in _WIDE for node in ast.toposort()):
+        return None
     new = {node: _otherwise(node) for node in _rounding_sums([ast])}
     return ast.substitute(new) if new else None
 

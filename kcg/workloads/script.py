@@ -187,7 +187,7 @@ def _start(program: Program, main: types.ModuleType) -> types.CodeType | None:
             main.__dict__.update(__file__=path, __cached__=None, __package__=None, __loader__=loader)
             sys.argv = [program.what, *program.arguments]
             if in_path:
-                sys.path[0] = str(Path(path).resolve().parent)
+                _begin_path(str(Path(path).resolve().parent))
             # not `get_code`, which would keep it beside the script
             return loader.source_to_code(loader.get_data(path), path)
         case Form.MODULE:
@@ -207,8 +207,17 @@ def _start(program: Program, main: types.ModuleType) -> types.CodeType | None:
             sys.argv = ["-c", *program.arguments]
             main.__dict__.update(__package__=None, __loader__=importlib.machinery.BuiltinImporter)
             if in_path:
-                sys.path[0] = ""
+                _begin_path("")
             return importlib.abc.InspectLoader.source_to_code(program.what, "<string>")
+
+
+def _begin_path(folder: str) -> None:
+    """Let `sys.path` begin with a folder instead of the working one. Where kcg was found there alone, as in a checkout
+    that is not installed, it is found at the end: processes that the program starts have kcg's functions to run."""
+    found, sys.path[0] = Path(sys.path[0]).resolve(), folder
+    root = Path(__file__).resolve().parents[2]
+    if found == root and root not in [Path(one).resolve() for one in sys.path[1:]]:
+        sys.path.append(str(root))
 
 
 def _module_spec(name: str) -> importlib.machinery.ModuleSpec:

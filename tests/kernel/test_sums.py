@@ -58,6 +58,8 @@ def test_where_nothing_is_rounded_there_is_no_other_kernel() -> None:
     for tensor in (empty(ROWS, TERMS) + 1, empty(ROWS, TERMS).max(1), whole):
         (ast,) = kernels_of(tensor)
         assert summed_otherwise(ast) is None and rounding_of_sums([ast]) == 0
+    (narrow,) = kernels_of(empty(ROWS, TERMS, dtype="float16").sum(1))
+    assert summed_otherwise(narrow) is None and rounding_of_sums([narrow]) > 0
     with_one = Tensor.arange(ROWS) == empty(1, dtype="int32")
     *_, looked_up = kernels_of(with_one.reshape(ROWS, 1).where(empty(ROWS, 8), 0).sum(0))
     assert summed_otherwise(looked_up) is None

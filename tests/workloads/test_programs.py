@@ -44,6 +44,22 @@ if WORKS:
 """
 
 
+ROOT = Path(__file__).parents[2]
+SHOWN = "from kcg.workloads.script import Form, Program, run_as_main; run_as_main(Program(Form.SCRIPT, {!r}, ()))"
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_processes_of_a_script_find_a_kcg_that_is_not_installed(is_installed: bool, tmp_path: Path) -> None:
+    """One that is the working folder's, which a script's own folder takes the place of."""
+    script = tmp_path / "script.py"
+    script.write_text("import json, sys; print(json.dumps(sys.path))")
+    path = str(ROOT) if is_installed else ""
+    found = python("-c", SHOWN.format(str(script)), cwd=ROOT, PYTHONPATH=path)
+    assert found.returncode == 0, found.stderr
+    shown = json.loads(found.stdout)
+    assert shown[0] == str(tmp_path) and shown.count(str(ROOT)) == 1
+
+
 WAYS = (["folder/../script.py", "a", "--b"], ["-m", "folder", "-m"], ["-c", "TEXT", "a", "-c"])
 MORE_WAYS = (["script.py", "a"], ["FOLDER/folder/script.py"], ["-m", "script", "a"], ["-m", "folder.script"])
 
