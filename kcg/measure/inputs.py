@@ -38,6 +38,7 @@ RECIPE = "normal-v2"  # signed, of mixed scale: what is timed, and what a candid
 POSITIVE_RECIPE = "positive-v2"
 UNIT_RECIPE = "unit-v2"  # floats between 0 and 1, and integers that are not 0: for log(1 - x), asin(x) or n // m
 FEW_RECIPE = "few-v2"  # four floats and four integers, so that many are equal: for x == max(x)
+FLAGS_RECIPE = "flags-v1"  # numbers are 0 or 1: for what counts flags, and asks for one count
 FEW_SPECIAL_RECIPE = "few-special-v2"  # the same with infinities, NaN and both zeros: for isinf(x), or x == y
 LOWERED_RECIPE = "lowered-v1"  # all scores of softmax and attention far below 0: see `lowered`
 SMALLER_RECIPES = {f"smaller-{by}-v1": by for by in (3, 6, 9, 12)}  # by 2^-3: for exp(100 x - m) in 16 bits
@@ -996,6 +997,8 @@ def _floats(asked: _Asked, kind: int, count: int, rng: np.random.Generator) -> A
         return rng.choice(np.array([*FEW_SPECIAL, *ends, *_fitting(asked)]), count)
     if recipe == FEW_RECIPE:
         return rng.choice(np.array(FEW, np.float32), count)
+    if recipe == FLAGS_RECIPE:
+        return rng.integers(0, 1, count, endpoint=True).astype(np.float32)
     if recipe == SPIKY_RECIPE:
         return _spiky(asked, kind, count, rng)
     if recipe == LOWERED_RECIPE:
@@ -1206,6 +1209,7 @@ def _any_integers(asked: _Asked, kind: int, count: int, rng: np.random.Generator
     low, high = {
         UNIT_RECIPE: (1, SMALL_INTEGERS),
         FEW_RECIPE: (0, len(FEW) - 1),
+        FLAGS_RECIPE: (0, 1),
         MODEST_RECIPE: (-1000, 1000),
         NEGATIVE_RECIPE: (-64, -2),
         BELOW_ZERO_RECIPE: (-64, -2),

@@ -31,6 +31,7 @@ from kcg.measure.inputs import (
     BINARY_RECIPE,
     FACTORS_RECIPE,
     FEW_RECIPE,
+    FLAGS_RECIPE,
     FEW_SPECIAL_RECIPE,
     LOWERED_RECIPE,
     MODEST_RECIPE,
@@ -78,7 +79,8 @@ EXTREMES = (
 outputs are known numbers, and their errors below their sizes. Ordinary data hardly hold a row without a positive
 number, or a value beyond 5."""
 ORDINARY = (
-    *(RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, MODEST_RECIPE, FACTORS_RECIPE),
+    *(RECIPE, POSITIVE_RECIPE, UNIT_RECIPE, FEW_RECIPE, FEW_SPECIAL_RECIPE, FLAGS_RECIPE),
+    *(MODEST_RECIPE, FACTORS_RECIPE),
     *SMALLER_RECIPES,
     *SMALLER_POSITIVE_RECIPES,
 )
@@ -161,12 +163,12 @@ def may_be_nothing(recipe: str) -> bool:
 
 
 def rarer_truth(references: Sequence[Reference]) -> float:
-    """The share of the rarer truth, of the store of booleans of which it is least: 0 where all are the same; 0.5 where
-    there is no such store."""
+    """The share of the rarer truth, of the store of truths of which it is least: 0 where all are the same; 0.5 where
+    there is no such store. Numbers that are all 0 or 1 are truths too."""
     least = 0.5
     for stores in zip(*(reference.stores for reference in references), strict=True):
         values = np.concatenate([store.values[store.known()] for store in stores])
-        if values.dtype == bool and values.size:
+        if values.size and np.isin(values, (0, 1)).all():
             share = float(values.mean())
             least = min(least, share, 1 - share)
     return least
@@ -200,8 +202,8 @@ class Referee:
         it can be (all-positive data hides padding bugs), positive data for kernels that take the logarithm or the root
         of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data between 0 and 1, and integers
         without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different numbers: what depends on two that
-        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`. What
-        overflows gets smaller numbers, and a product of a row factors near 1. Where all outputs are 0, or one boolean,
+        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`; zeros and
+        ones for counts of flags. What overflows gets smaller numbers, and a product of a row factors near 1. Where all outputs are 0, or one boolean,
         nearly all elements are one value, so few others that half of all rows hold none (`kcg.measure.outcomes`).
         Other places prefer their `EXTREMES`.
         Raises VerificationError where there is no reference for the kernel.

@@ -24,6 +24,7 @@ from kcg.measure.inputs import (
     BLOCK,
     FEW,
     FEW_RECIPE,
+    FLAGS_RECIPE,
     FEW_SPECIAL_RECIPE,
     LOWERED_RECIPE,
     MODEST_RECIPE,
@@ -134,6 +135,12 @@ def test_other_integers_are_small_and_signed() -> None:
 def test_few_numbers_are_few_in_every_type() -> None:
     assert {*np.unique(make_inputs(example("matmul_f32"), 0, recipe=FEW_RECIPE)[1])} == {*FEW}
     assert {*np.unique(make_inputs(example("integer_sum"), 0, recipe=FEW_RECIPE)[1])} == {0, 1, 2, 3}
+
+
+def test_flags_are_0_and_1_in_every_type() -> None:
+    for name, slot in (("matmul_f32", 1), ("integer_sum", 1)):
+        drawn = make_inputs(example(name), 0, recipe=FLAGS_RECIPE)[slot]
+        assert {*np.unique(drawn)} == {0, 1} and 0.4 < drawn.mean() < 0.6
 
 
 def test_a_recipe_stays_between_0_and_1_and_without_a_0() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import itertools
+import operator
 import pickle
 import platform
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from kcg.measure.device_info import detect
 from kcg.measure.inputs import (
     BINARY_RECIPE,
     FEW_RECIPE,
+    FLAGS_RECIPE,
     NEGATIVE_RECIPE,
     POSITIVE_RECIPE,
     RECIPE,
@@ -318,6 +321,19 @@ def test_inputs_that_drown_the_only_output_in_rounding_are_not_chosen(shape: tup
         reference = bench.reference(FINAL_SEEDS[place], bench.choose_recipe(place=place), ())
         assert reference.judged() >= JUDGED
     assert verify(ast, seeds=FINAL_SEEDS).passed
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32"])
+def test_what_counts_flags_gets_flags(dtype: str) -> None:
+    """Conway's life: of other numbers next to none add up to 2 or 3, whose few ones no point would show."""
+    cells = empty(32, 32, dtype=dtype)
+    around = [cells.roll((i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+    count = functools.reduce(operator.add, around)
+    (ast,) = kernels_of(((count == 3) | ((count == 2) & (cells == 1))).cast(dtype))
+    bench, _ = bench_of(ast)
+    assert bench.choose_recipe() == FLAGS_RECIPE
+    assert all(bench.reference(seed, bench.choose_recipe(), ()).can_judge() for seed in FINAL_SEEDS)
+    assert verify(ast).passed
 
 
 def test_what_is_0_unless_two_numbers_are_equal_gets_few_different_ones() -> None:
