@@ -31,8 +31,8 @@ from kcg.measure.inputs import (
     BINARY_RECIPE,
     FACTORS_RECIPE,
     FEW_RECIPE,
-    FLAGS_RECIPE,
     FEW_SPECIAL_RECIPE,
+    FLAGS_RECIPE,
     LOWERED_RECIPE,
     MODEST_RECIPE,
     NEGATIVE_RECIPE,
@@ -202,9 +202,10 @@ class Referee:
         it can be (all-positive data hides padding bugs), positive data for kernels that take the logarithm or the root
         of their inputs, whose outputs would otherwise be NaN and prove nothing. Then data between 0 and 1, and integers
         without a 0: `Tensor.randn` takes the logarithm of 1 - x. Last, few different numbers: what depends on two that
-        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`; zeros and
-        ones for counts of flags. What overflows gets smaller numbers, and a product of a row factors near 1. Where all outputs are 0, or one boolean,
-        nearly all elements are one value, so few others that half of all rows hold none (`kcg.measure.outcomes`).
+        are equal, as the gradient of a max-pool does, is 0 for all others; with infinities and NaN for `isinf`; zeros
+        and ones for counts of flags. What overflows gets smaller numbers, and a product of a row factors near 1. Where
+        all outputs are 0, or one truth, nearly all elements are one value, so few others that half of all rows hold
+        none (`kcg.measure.outcomes`).
         Other places prefer their `EXTREMES`.
         Raises VerificationError where there is no reference for the kernel.
         """
