@@ -72,6 +72,8 @@ SEVERAL_S = 45.0
 """Plans are compared where that takes no longer, or somebody asked for it: three of a token of Llama's sizes took 105 s
 of a run without a budget, and their further rounds 69; with one plan the step was .99 of a thorough run's, with all of
 them .98."""
+TRIED = 1 + 2 * TRIALS  # runs of a step that is off
+LITTLE = 0.25  # of a run, which trials may take that nobody asked for: a token of Llama's sizes ran twice for 29 s each
 RESERVED = 2  # rounds for which a budget keeps time, where plans are compared
 
 NO_STEPS = "not run: of a script without steps the best plan and every kernel alone are"
@@ -147,13 +149,19 @@ class Script(Runner):
         return MORE * (own_s + cost.rounds * cost.plans * each_s)
 
     def _lockstep_s(self, cost: Cost, compiling_s: float) -> float:
-        """What comparing its steps takes, with the trials that are due where it is likely to differ, in which what
-        changed is compiled once more, with other sums."""
+        """What comparing its steps takes, with the trials that are due, in which what changed in a training loop is
+        compiled once more, with other sums."""
         step_s = min(cost.step_s, self.run_s) / self.steps
         times = self.steps.bit_length()
-        if not self.feeds_back:
-            return times * step_s
-        return (times + 1 + 2 * TRIALS + 2 * ROUNDED) * step_s + compiling_s
+        if self.feeds_back:
+            return (times + TRIED + 2 * ROUNDED) * step_s + compiling_s
+        return (times + (times * TRIED if self.tries(cost.step_s) else 0)) * step_s
+
+    def tries(self, total_s: float) -> bool:
+        """Whether steps that are off are tried in the first run: where they are likely to be, or where trials take
+        little of what another run would. `total_s` is what its kernels take as tinygrad schedules them."""
+        step_s = min(total_s, self.run_s) / max(self.steps, 1)
+        return self.feeds_back or self.steps.bit_length() * TRIED * step_s < LITTLE * self.run_s
 
     @cached_property
     def feeds_back(self) -> bool:
@@ -188,7 +196,7 @@ class Script(Runner):
         that is right is enough."""
         with tempfile.TemporaryDirectory(prefix="kcg-script-", ignore_cleanup_errors=True) as folder:
             runs = _Runs(self, results, Path(folder), timeout_s=timeout_s)
-            return _Comparison(results, runs, time.monotonic() + min(rounds_s, ROUNDS_S)).checks()
+            return _Comparison(results, runs, rounds_s).checks()
 
 
 class _Died(Exception):
@@ -275,11 +283,14 @@ class _Runs:
 class _Comparison:
     """The runs of a script with several plans, beside those with tinygrad's own schedules."""
 
-    def __init__(self, results: Sequence[Result], runs: _Runs, until: float) -> None:
-        """No further round ends after `until`, by `time.monotonic`."""
-        self._results, self._runs, self._until = results, runs, until
+    def __init__(self, results: Sequence[Result], runs: _Runs, rounds_s: float) -> None:
+        """No run with a plan but the first one is to end later than `rounds_s` from now, nor than `ROUNDS_S` a further
+        round."""
+        self._results, self._runs, begin = results, runs, time.monotonic()
+        self._plans_until, self._until = begin + rounds_s, begin + min(rounds_s, ROUNDS_S)
         self._timed: dict[int | None, list[Ran]] = {}  # by the place of the plan; None: tinygrad's own schedules
         self._untimed = ""  # why no steps are timed
+        self._tries = False  # whether a plan needed trials
 
     def checks(self) -> list[ModelCheck]:
         """A check of each plan."""
@@ -297,7 +308,7 @@ class _Comparison:
                 seen.append(seen[0])
             elif self._untimed and any(check.passed for check in seen):
                 seen.append(ModelCheck(None, RIGHT_BEFORE))
-            elif seen and not self._runs.has_time_for(own):
+            elif seen and not self._runs.has_time_for(self._timed.get(place - 1, [own])[-1], until=self._plans_until):
                 seen.append(ModelCheck(None, "not run: there was no time for so many plans"))
             else:
                 seen.append(self._compared(place, own))
@@ -359,10 +370,12 @@ class _Comparison:
         One that ends in another way runs once more without comparing steps, which takes memory and time of its own."""
         runs, chosen, died = self._runs, None, None
         try:
-            chosen = runs.run(place, tries=runs.script.feeds_back)
-            if _needs_trials(self._results[place], own, chosen) and not runs.script.feeds_back:
+            tries = self._tries or runs.script.tries(self._results[place].total_before_s)
+            chosen = runs.run(place, tries=tries)
+            if _needs_trials(self._results[place], own, chosen) and not tries:
                 if not runs.has_time_for(chosen):
                     return None
+                self._tries = True
                 chosen = runs.run(place, tries=True)
         except _Died as error:
             died = error

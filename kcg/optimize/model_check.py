@@ -75,6 +75,7 @@ def check_models(
         many = [many for many in range(2, len(due) + 1) if needed_s(many) <= most_s]
         due = first(many[-1] if many else min(least, len(due)), f"a run of the {runner.what} is long")
         timeout_s = runner.timeout_s(needed_s(len(due)))
+        rounds_s = math.inf if is_thorough else most_s
     words = f" of {len(due)} plans" if len(due) > 1 else ""
     begun, expected_s = time.monotonic(), needed_s(len(due))
     seen = _compared([results[place] for place in due], runner, words, log, timeout_s=timeout_s, rounds_s=rounds_s)

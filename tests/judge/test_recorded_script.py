@@ -112,9 +112,18 @@ def test_one_further_run_is_enough_where_it_leaves_what_was_recorded(right: Resu
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_proven_by_one_run_with_trials(wrong: Result, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize(("little", "runs"), [(whole_script.LITTLE, 1), (0.0, 2)])
+def test_what_is_wrong_is_proven_by_one_run_with_trials(
+    wrong: Result,  # noqa: F811
+    little: float,
+    runs: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the first one, where trials take little of it."""
+    monkeypatch.setattr(whole_script, "LITTLE", little)
     (seen,) = recorded(tmp_path, SCRIPT, "alive").checks([wrong], timeout_s=TIMEOUT_S)
-    assert seen.passed is False and seen.runs == 2, seen
+    assert seen.passed is False and seen.runs == runs, seen
     assert "written by a step" in seen.reason and "each from the same values with both" in seen.compared
 
 
@@ -131,6 +140,7 @@ def test_where_there_is_no_time_for_trials_that_is_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(whole_script, "LITTLE", 0.0)
     monkeypatch.setattr(whole_script._Runs, "has_time_for", lambda runs, *some, until=0.0: False)
     (seen,) = recorded(tmp_path, SCRIPT, "alive").checks([wrong], timeout_s=TIMEOUT_S)
     assert (seen.passed, seen.reason, seen.runs) == (None, f"no verdict: {whole_script.NO_TRIALS}", 1), seen
@@ -166,6 +176,10 @@ def test_plans_are_timed_beside_each_other_and_tinygrads_own_where_there_is_time
     (alone,) = script.checks([result], timeout_s=TIMEOUT_S)
     assert alone.passed and alone.runs == 1 and alone.untimed == whole_script.ONE_RUN and alone.after_s is None, alone
     first, last = script.checks([result, result], timeout_s=TIMEOUT_S, rounds_s=0.0)
+    assert first.passed and first.runs == 1 and last.reason == "not run: there was no time for so many plans", last
+    with monkeypatch.context() as now:
+        now.setattr(whole_script, "ROUNDS_S", 0.0)
+        first, last = script.checks([result, result], timeout_s=TIMEOUT_S)
     assert first.passed and last.passed and first.runs == last.runs == 2, (first, last)
     assert first.after_s and last.after_s and first.before_s is None
     assert _fastest([first, replace(last, after_s=2 * first.after_s)])[0] == 0
