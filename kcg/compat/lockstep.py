@@ -464,19 +464,23 @@ def _beginning(buffer: Buffer) -> Buffer:
 
 
 def _fill_with_ones(buffer: Buffer) -> None:
-    """On the device, from one part that the host writes."""
+    """On the device, from one part that the host wrote."""
     from kcg.compat.tiny import dtypes
 
-    kind, most = type(buffer), min(buffer.nbytes, ONES_BYTES)
-    ones = kind("PYTHON", most, dtypes.uint8, opaque=memoryview(bytearray(b"\xff" * most)))
-    if most == buffer.nbytes:
-        buffer.view(most, dtypes.uint8, 0).ensure_allocated().copy_from(ones)
-        return
-    part = kind(buffer.device, most, dtypes.uint8).allocate().copy_from(ones)
-    for begin in range(0, buffer.nbytes, most):
-        size = min(most, buffer.nbytes - begin)
-        of = part if size == most else part.view(size, dtypes.uint8, 0).ensure_allocated()
+    part = _ones(buffer.device, ONES_BYTES)
+    for begin in range(0, buffer.nbytes, part.nbytes):
+        size = min(part.nbytes, buffer.nbytes - begin)
+        of = part if size == part.nbytes else part.view(size, dtypes.uint8, 0).ensure_allocated()
         buffer.view(size, dtypes.uint8, begin).ensure_allocated().copy_from(of)
+
+
+@functools.cache
+def _ones(device: str, nbytes: int) -> Buffer:
+    """Ones in so many bytes of a device, written once: a step leaves memory without values in between its calls."""
+    from kcg.compat.tiny import Buffer, dtypes
+
+    ones = Buffer("PYTHON", nbytes, dtypes.uint8, opaque=memoryview(bytearray(b"\xff" * nbytes)))
+    return Buffer(device, nbytes, dtypes.uint8).allocate().copy_from(ones)
 
 
 def _is_queued(call: UOp) -> bool:
