@@ -623,10 +623,66 @@ class _Apart:
             small, large = (functools.reduce(np.multiply, (f(one, 1.0) for one in sizes)) for f in (np.fmin, np.fmax))
             below = (small > 0) & (small < smallest_normal(self._dtype))
             lost = lost + np.where(below, subnormal_step(self._dtype) * large * self._sizes, 0.0)
+        if total.error is not None:  # what overflows with a factor may not without
+            over = over | (np.isinf(total.data) & (total.error > 0))
         if not (over.any() or lost.any()):
             return total
         error = (0.0 if total.error is None else total.error) + np.where(over, np.inf, lost)
         return total._replace(error=np.asarray(error))
+
+
+class _Chain(NamedTuple):
+    """The factors of a product, among them a sum: tinygrad moves what is the same for all its terms out of it, and
+    multiplies all of them in an order of its own."""
+
+    factors: tuple[UOp, ...]
+    inverse: tuple[UOp, ...]  # what is divided by
+    apart: tuple[tuple[UOp, tuple[UOp, ...]], ...]  # sums, and what is moved out of each
+
+    @property
+    def nodes(self) -> tuple[UOp, ...]:
+        return (*self.factors, *self.inverse, *(one for node, fixed in self.apart for one in (node, *fixed)))
+
+    def reorder(self, product: Value, values: Mapping[UOp, Value], dtype: DType) -> Value:
+        """The product, unknown where what is multiplied first in some order is beyond the largest float, or below the
+        normal ones."""
+        if noise_now() is not None:
+            return product
+        sizes = [np.abs(values[node].data) for node in self.factors]
+        with np.errstate(all="ignore"):
+            sizes += [1 / np.abs(values[node].data) for node in self.inverse]
+            for node, fixed in self.apart:
+                own = [np.abs(values[one].data) for one in fixed]
+                sizes += [np.abs(values[node].data) / functools.reduce(np.multiply, own), *own]
+            large, small = (functools.reduce(np.multiply, (f(size, 1.0) for size in sizes)) for f in (np.fmax, np.fmin))
+        lost = (small > 0) & (small < smallest_normal(dtype))
+        unsure = np.isfinite(product.data) & (product.data != 0) & ((large > largest_of(dtype)) | lost)
+        if product.error is not None:
+            unsure = unsure | (np.isinf(product.data) & (product.error > 0))
+        if not unsure.any():
+            return product
+        return product._replace(error=np.where(unsure, np.inf, 0.0 if product.error is None else product.error))
+
+
+MOST_FACTORS = 16
+
+
+def _chains(ast: UOp) -> dict[UOp, _Chain]:
+    """The products of an AST that are such a chain."""
+    found: dict[UOp, _Chain] = {}
+    for node in ast.toposort():
+        if node.op is Ops.REDUCE and (apart := _Apart(node)).left and apart.fixed:
+            found[node] = _Chain((), (), ((node, tuple(apart.fixed)),))
+        elif node.op in (Ops.MUL, Ops.RECIPROCAL) and dtypes.is_float(node.dtype):
+            parts = [found.get(one, _Chain((one,), (), ())) for one in node.src]
+            chain = _Chain(*(tuple(one for part in parts for one in part[at]) for at in range(3)))
+            if node.op is Ops.RECIPROCAL:
+                chain = _Chain(chain.inverse, chain.factors, chain.apart)
+                if chain.apart:  # divided by a sum: what is divided is a number of its own
+                    continue
+            if len(chain.nodes) <= MOST_FACTORS:
+                found[node] = chain
+    return {node: chain for node, chain in found.items() if node.op is Ops.MUL and chain.apart}
 
 
 def products_summed(ast: UOp) -> frozenset[UOp]:
@@ -668,7 +724,7 @@ class Run:
         self.inputs, self._spend = inputs, spend
         self.variables = dict(variables or {})
         self.scopes: dict[UOp, _Scope] = {}
-        self._complements = complements(ast)
+        self._complements, self._chains = complements(ast), _chains(ast)
         self._ast = ast
         for node in ast.toposort():
             if node.op is Ops.REDUCE:
@@ -685,8 +741,9 @@ class Run:
             return self.scopes[node].inputs
         if node.op is Ops.INDEX:
             return tuple(node.src[1:])
-        if node in self._complements:
-            return (*node.src, self._complements[node])
+        if node in self._complements or node in self._chains:
+            x, chain = self._complements.get(node), self._chains.get(node)
+            return (*node.src, *(() if x is None else (x,)), *(() if chain is None else chain.nodes))
         if node.op is Ops.ADD and dtypes.is_float(node.dtype) and node in self._identities.zero:
             return (self._identities.zero[node],)
         return () if node.op in (Ops.RANGE, Ops.PARAM) else tuple(node.src)
@@ -795,6 +852,8 @@ class Run:
                     result = with_constants_last(result, factor, node.dtype)
                 if node in self._rounded:
                     result = as_tf32(result, [values[s] for s in node.src])
+                if (chain := self._chains.get(node)) is not None:
+                    result = chain.reorder(result, values, node.dtype)
                 x = self._complements.get(node)
                 return result if x is None else as_complement(result, values[x], node.dtype)
 

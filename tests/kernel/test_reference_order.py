@@ -142,24 +142,43 @@ def test_a_product_beyond_the_largest_float_may_be_pulled_back_by_the_sum_that_i
 
 def test_an_overflow_of_a_sum_that_a_factor_was_moved_out_of_is_uncertain() -> None:
     """Of a norm before a matmul Σ (x · r · g) · w, with one r for all terms, tinygrad makes r · Σ (x · g) · w."""
-    (ast,) = kernels_of((empty(5, 8) * empty(5, 1) * empty(8)) @ empty(8, 3))
-    x, factor, weight = np.ones((5, 8), np.float32), np.ones(5, np.float32), np.ones((8, 3), np.float32)
+    (ast,) = kernels_of((empty(6, 8) * empty(6, 1) * empty(8)) @ empty(8, 3))
+    x, factor, weight = np.ones((6, 8), np.float32), np.ones(6, np.float32), np.ones((8, 3), np.float32)
     x[1, :], factor[1] = 1e30, 1e-30  # x · g overflows
     x[2, :], factor[2], weight[:, 1] = 1e26, 1e-26, 2e3  # the sum does, of one column
     x[3, :], factor[3] = 1e-32, 1e32  # x · g is below the normal numbers of float32, and off by a part of 1.4e-45
     x[4, 0] = np.inf
+    x[5, :], factor[5] = 1e20, 1e20  # x · r overflows, and r · Σ (x · g) · w does not
     data = {1: x.reshape(-1), 2: factor, 3: np.full(8, 1e9, np.float32), 4: weight.reshape(-1)}
-    assert [int(np.prod(p.src[0].arg)) for p in ast.toposort() if p.op is Ops.PARAM][1:] == [40, 5, 8, 24]
+    assert [int(np.prod(p.src[0].arg)) for p in ast.toposort() if p.op is Ops.PARAM][1:] == [48, 6, 8, 24]
     data[3][:] = np.where(np.arange(8) < 4, 1e9, 1e-9)
-    data[1].reshape(5, 8)[3, :4] = 0
-    points = np.stack(np.meshgrid(np.arange(5), np.arange(3), indexing="ij"), -1).reshape(-1, 2)
+    data[1].reshape(6, 8)[[[3], [5]], :4] = 0
+    points = np.stack(np.meshgrid(np.arange(6), np.arange(3), indexing="ij"), -1).reshape(-1, 2)
     (store,) = evaluate(ast, data, [points])
-    values, error = store.values.reshape(5, 3), store.error.reshape(5, 3)
+    values, error = store.values.reshape(6, 3), store.error.reshape(6, 3)
     assert np.isfinite(error[0]).all() and (error[0] < 1e-5 * values[0]).all()
     assert np.isinf(error[1]).all() and np.isfinite(values[1]).all()
     assert np.isinf(error[2]).tolist() == [False, True, False]
     assert np.isfinite(error[3]).all() and (error[3] > 1e-5 * values[3]).all()
     assert np.isinf(values[4]).all() and not error[4].any(), "an infinity of the data is one in every order"
+    assert np.isinf(error[5]).all()
+
+
+def test_what_is_moved_out_of_a_sum_is_multiplied_in_any_order() -> None:
+    """As in the gradient of a norm: Σ (x · f) · y / p³ becomes (Σ x · y) / p / p / p · f."""
+    f, p = empty(6), empty(6)
+    (ast,) = kernels_of((empty(6, 8) * f.reshape(6, 1) * empty(6, 8)).sum(1) * (p * p * p * 2).reciprocal())
+    slots = {use.slot: use.size for use in buffers(ast) if use.is_input}
+    (x, _, y, last) = (np.ones(size, np.float32) for size in slots.values())
+    factor = np.array([1, 1e-10, 1, 1e10, 1e-30, 1], np.float32)
+    x.reshape(6, 8)[1:4] = [[1e19], [1e-30], [1e-25]]
+    x.reshape(6, 8)[4] = 1e27
+    last[1:] = [3e-10, 1e-3, 1e5, 1e-4, 10]
+    (store,) = evaluate(
+        ast, dict(zip(slots, (x, factor, y, last), strict=True)), sample_points(ast, 6, np.random.default_rng(0))
+    )
+    unknown = np.isinf(store.error)[np.argsort(store.indices)]
+    assert np.isfinite(store.values).all() and unknown.tolist() == [False, True, False, True, True, False]
 
 
 @pytest.mark.parametrize("by_gradient", [False, True])
