@@ -54,7 +54,7 @@ from kcg.measure.verify import (
     references_job,
 )
 from kcg.measure.workbench import FINITE_POISON, GUARD_BYTES, NAN_POISON, copied
-from kcg.types import Region, Schedule, Target, Verification
+from kcg.types import Region, Schedule, Target, Variables, Verification
 from tests.chains import region_of
 from tests.kernels import empty, example_ast, example_asts, kernels_of
 from tests.slow import every, first
@@ -321,6 +321,20 @@ def test_inputs_that_drown_the_only_output_in_rounding_are_not_chosen(shape: tup
         reference = bench.reference(FINAL_SEEDS[place], bench.choose_recipe(place=place), ())
         assert reference.judged() >= JUDGED
     assert verify(ast, seeds=FINAL_SEEDS).passed
+
+
+def test_data_of_which_a_few_points_tell_and_most_do_not_give_way_to_the_next() -> None:
+    """Of a convolution with a clamp after it 32 points of wide data told, and of 96 most did not."""
+
+    class OfManyPoints(RefereeWithoutDevice):
+        def reference(self, seed: int, recipe: str, variables: Variables, *, tf32: bool = False) -> Reference:
+            found = super().reference(seed, recipe, variables, tf32=tf32)
+            swamped = tuple(replace(store, error=np.abs(store.values) * 2 + 1) for store in found.stores)
+            return replace(found, stores=swamped) if recipe == WIDE_RECIPE else found
+
+    region = Region((kernel_of(example_ast("matmul_f32")),))
+    few, many = (of(region).choose_recipe(place=2) for of in (RefereeWithoutDevice, OfManyPoints))
+    assert few == WIDE_RECIPE and many in EXTREMES[2][2:]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float32"])
