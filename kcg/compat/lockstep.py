@@ -512,14 +512,15 @@ def _memory_of(own: _Own, inputs: Sequence[UOp]) -> tuple[list[Buffer], list[Buf
 
 
 def _floats_of(call: UOp, inputs: Sequence[UOp]) -> list[Buffer]:
-    """What one call writes of floats; below what narrower ones are rounded to, the order of a sum is lost."""
+    """What one call writes of floats, if the host may well read it; below what narrower ones are rounded to, the order
+    of a sum is lost."""
     from tinygrad.engine.realize import get_call_outs_ins, resolve_params
 
     from kcg.compat.tiny import dtypes
 
     arguments = resolve_params(call, tuple(inputs))
     some = [one for place in get_call_outs_ins(call)[0] for one in buffers_of(arguments[place].buffer)]
-    return [one for one in some if one.dtype in (dtypes.float32, dtypes.float64)]
+    return [one for one in some if one.dtype in (dtypes.float32, dtypes.float64) and one.nbytes <= SHAKEN_BYTES]
 
 
 def _named(linear: UOp, inputs: Sequence[UOp]) -> Iterator[Buffer]:
