@@ -297,6 +297,31 @@ def test_a_tile_program_that_is_no_faster_than_the_opts_is_not_chosen(opened: Be
     assert row.chosen.schedule == opts and row.opts is None and "lost to" in row.note
 
 
+@pytest.mark.parametrize(
+    ("raw", "outcome"),
+    [("element 7 of buffer 0 is -4.3557e+30, not -inf (seed 3)", "unjudged"), ("", "quarantined"),
+     ("element 8 of buffer 0 is 1, not -inf (seed 3)", "quarantined")],
+)  # fmt: skip
+def test_what_the_unoptimised_kernel_makes_alike_is_no_proof(
+    opened: Begun, work: RegionWork, raw: str, outcome: str
+) -> None:
+    """On wide data the reference may be wrong itself: tinygrad multiplies in another order."""
+    reason = "element 7 of buffer 0 is -4.3556e+30, not -inf (seed 3)"
+    judge, own, start = (
+        opened.judge(opened.estimates(opened.untimed())).judge,
+        work.space.baseline(),
+        work.space.start(),
+    )
+    for schedule, why in ((own, reason), (start, raw)):
+        found = PairedOutcome(replace(RIGHT, passed=not why, reason=why))
+        judge._comparisons._seen[work.id, work.bounds[0].variables, (schedule,)] = found
+    row = judge.decide(work, judge._comparisons.compare(work, judge._comparisons.side(work, own), None), [])
+    assert row is not None and row.outcome == outcome and row.chosen.schedule == own
+    assert reason in row.note and ("makes the same" in row.note) == (outcome == "unjudged")
+    assert ("on the same data" in row.note) == (not raw)
+    assert row.chosen.verification.wrong == (outcome == "quarantined")
+
+
 def test_where_fast_functions_are_wrong_the_exact_ones_get_their_turn(opened: Begun, work: RegionWork) -> None:
     found_tile(opened, work, FAST)
     stand_in(opened, work, PLAIN_TILE)
