@@ -161,7 +161,7 @@ class Script(Runner):
         """Whether steps that are off are tried in the first run: where they are likely to be, or where trials take
         little of what another run would. `total_s` is what its kernels take as tinygrad schedules them."""
         step_s = min(total_s, self.run_s) / max(self.steps, 1)
-        return self.feeds_back or self.steps.bit_length() * TRIED * step_s <= LITTLE * self.run_s
+        return self.feeds_back or self.steps.bit_length() * TRIED * step_s < LITTLE * self.run_s
 
     @cached_property
     def feeds_back(self) -> bool:

@@ -160,7 +160,7 @@ def test_a_wrong_schedule_fails_and_the_result_is_refused(wrong: Result, jitted:
     assert result.passed is False, result
     assert result.compared.endswith(", each from the same values with both")
     assert result.reason.startswith("a tensor (8 float) written by a step is not finite where it is with ")
-    assert result.runs == 3, "with each, steps tried at once, and one for what is right"
+    assert result.runs == 3 + 1, "with each, once more with trials of its steps, and one for what is right"
     failed = replace(wrong, model_check=result)
     assert exit_code_of(failed) == ExitCode.VERIFICATION_FAILED
     with pytest.raises(VerificationError, match=r"the whole script: a tensor \(8 float\)"):
